@@ -1,0 +1,81 @@
+"""Files: named arrays and a JSON header in one npz, written whole or not at all, read without pickle."""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import ArchiveError
+
+HEADER = "__header__"
+FORMAT = 1
+Tree = TypeVar("Tree")
+
+
+def write(path: str | os.PathLike, arrays: dict[str, Any], header: dict[str, Any]) -> None:
+    """Write a file atomically: whoever reads `path`, at any moment, finds the old file or the new one, whole."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoded = json.dumps({"format": FORMAT, **header}, sort_keys=True).encode()
+    contents = {name: np.asarray(array) for name, array in arrays.items()}
+    contents[HEADER] = np.frombuffer(encoded, np.uint8)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            np.savez(file, allow_pickle=False, **contents)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(path: str | os.PathLike, *, kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read a file and check that it is whole and of the expected kind."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        header = json.loads(arrays.pop(HEADER).tobytes())
+    except FileNotFoundError:
+        raise ArchiveError(f"There is no file {str(path)!r}.") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zipfile.error) as error:
+        raise ArchiveError(f"{str(path)!r} is damaged or not an sfvi file: {error}") from error
+    if header.get("format") != FORMAT or header.get("kind") != kind:
+        raise ArchiveError(
+            f"{str(path)!r} holds a {header.get('kind')!r} of format {header.get('format')}; "
+            f"expected a {kind!r} of format {FORMAT}."
+        )
+    return arrays, header
+
+
+def flatten(tree: Any, *, prefix: str) -> dict[str, Any]:
+    """Name every array leaf of a tree by its path."""
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {prefix + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def unflatten(template: Tree, arrays: dict[str, np.ndarray], *, prefix: str, path: Any) -> Tree:
+    """Fill a tree of known structure with the arrays of a file."""
+
+    def fill(key_path, leaf):
+        name = prefix + jax.tree_util.keystr(key_path)
+        array = arrays.get(name)
+        if array is None or array.shape != jnp.shape(leaf) or array.dtype != jnp.result_type(leaf):
+            found = "is missing" if array is None else f"is {array.dtype} of shape {array.shape}"
+            raise ArchiveError(
+                f"{str(path)!r} does not fit: {name} {found}, expected {jnp.result_type(leaf)} of shape "
+                f"{jnp.shape(leaf)}; it was made with another model, data, family or optimizer."
+            )
+        return jnp.asarray(array)
+
+    return jax.tree.map_with_path(fill, template)

@@ -1,0 +1,1 @@
+"""Engines run the five functions of an algorithm. Nothing algorithmic lives here."""

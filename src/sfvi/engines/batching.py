@@ -1,0 +1,235 @@
+"""Deciding how the silos of one process are computed together, exactly.
+
+Three ways, each giving the digits of the silos one by one up to the order of sums:
+
+- *merged*: units laid end to end as if one silo held them. For algorithms that use only the sum of replies; silos of
+  any sizes, at the cost of pooled data.
+- *stacked*: silos of equal shape side by side under `vmap`; those of different size are padded, the padding masked.
+- alone: whatever fits neither.
+
+Merging and padding assume that the program treats its plate members alike. That is checked, by value and gradient at
+given points, and where it does not hold the next way is taken.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import Theta
+from ..families import Local, StructuredLocal
+from ..model import SiloData, StructuredModel
+from .exactness import same_density
+
+MAX_BUCKETS = 8
+MIN_RATIO = 1.25  # silos whose sizes differ by less than this share a bucket
+
+
+class Batch(NamedTuple):
+    """Silos that are computed together.
+
+    Attributes:
+        names: The silos, in order.
+        data: One merged silo, or silos stacked on a leading axis.
+        stacked: Which of the two.
+        sizes: For each silo, the number of units of each plate.
+    """
+
+    names: tuple[str, ...]
+    data: SiloData
+    stacked: bool
+    sizes: tuple[dict[str, int], ...]
+
+
+def plan(model: StructuredModel, silos: Mapping[str, SiloData], theta: Theta, *, merge: bool) -> list[Batch]:
+    """Group the silos into batches.
+
+    Args:
+        model: The model.
+        silos: Data of each silo, in order of name.
+        theta: Any value of the trainable parameters, for the checks.
+        merge: Whether the algorithm allows merging.
+    """
+    batches = []
+    for names in _by_program(silos):
+        group = [silos[name] for name in names]
+        merged = _merged(model, names, group, theta) if merge and len(names) > 1 else None
+        if merged is not None:
+            batches.append(merged)
+            continue
+        for bucket in _buckets(names, silos):
+            batches += _stacked(model, bucket, [silos[name] for name in bucket], theta)
+    return batches
+
+
+def unit_counts(silo: SiloData) -> dict[str, int]:
+    """Number of members of every plate."""
+    return {plate.name: plate.size for plate in silo.program.layout.plates}
+
+
+def local_family(batch: Batch, family: StructuredLocal, index: int) -> StructuredLocal:
+    """Take one silo's part of a batch's local family, without padding."""
+    sizes = batch.sizes[index]
+    if batch.stacked:
+        family = jax.tree.map(lambda leaf: leaf[index], family)
+        start = dict.fromkeys(sizes, 0)
+    else:
+        start = {plate: sum(s[plate] for s in batch.sizes[:index]) for plate in sizes}
+
+    def cut(plate, block):
+        window = slice(start[plate], start[plate] + sizes[plate])
+        return jax.tree.map(lambda leaf: leaf[..., window], block)
+
+    return StructuredLocal(family.silo, {p: cut(p, block) for p, block in family.units.items()})
+
+
+def _by_program(silos):
+    """Silos that run the same function on the same structure of data, whatever their shapes."""
+    groups: dict = {}
+    for name, silo in silos.items():
+        key = (silo.program.program, silo.program.signature, _ranks(silo))
+        groups.setdefault(key, []).append(name)
+    return list(groups.values())
+
+
+def _ranks(silo):
+    return tuple((name, leaf.ndim, leaf.dtype) for name, leaf in silo.values.items())
+
+
+def _merged(model, names, group, theta) -> Batch | None:
+    layouts = [silo.program.layout for silo in group]
+    if any(layout.own.size or layout.subsampled for layout in layouts):
+        return None
+    axes = _concat_axes(group)
+    if axes is None:
+        return None
+    few = _representatives(group)
+    trial = _concatenate(model, names, few, axes)
+    if trial is None or not same_density(few, [trial], theta):
+        return None
+    merged = trial if len(few) == len(group) else _concatenate(model, names, group, axes)
+    if merged is None:
+        return None
+    return Batch(tuple(names), merged, False, tuple(map(unit_counts, group)))
+
+
+def _concat_axes(group):
+    """For every leaf the axis along which silos are laid end to end, or None to keep one copy."""
+    axes = {}
+    counts = [unit_counts(silo) for silo in group]
+    for name in group[0].values:
+        shapes = [silo.values[name].shape for silo in group]
+        axis = next((a for a in range(len(shapes[0])) if _follows_plate(shapes, counts, a)), None)
+        if axis is None and not all(_equal(silo.values[name], group[0].values[name]) for silo in group):
+            return None
+        axes[name] = axis
+    return axes
+
+
+def _follows_plate(shapes, counts, axis):
+    return any(all(s[axis] == c.get(p) for s, c in zip(shapes, counts, strict=True)) for p in counts[0])
+
+
+def _equal(left, right):
+    return left.shape == right.shape and bool(jnp.all(left == right))
+
+
+def _representatives(group: Sequence[SiloData]) -> list[SiloData]:
+    """The smallest, the largest and a middle one: enough to see whether a program treats its members alike."""
+    ordered = sorted(group, key=_volume)
+    chosen = {0, len(ordered) // 2, len(ordered) - 1}
+    return [ordered[i] for i in sorted(chosen)]
+
+
+def _volume(silo):
+    return sum(leaf.size for leaf in silo.values.values())
+
+
+def _concatenate(model, names, group, axes) -> SiloData | None:
+    values = {
+        name: group[0].values[name] if axis is None else jnp.concatenate([silo.values[name] for silo in group], axis)
+        for name, axis in axes.items()
+    }
+    program = model.at_shapes(names[0], group[0], values)
+    expected = {p: sum(unit_counts(silo)[p] for silo in group) for p in unit_counts(group[0])}
+    if {plate.name: plate.size for plate in program.layout.plates} != expected:
+        return None
+    units = {plate: jnp.concatenate([silo.ids.units[plate] for silo in group], axis=1) for plate in group[0].ids.units}
+    return SiloData(values, {}, Local(group[0].ids.silo, units), program)
+
+
+def _buckets(names, silos):
+    """Silos of similar size together, at most `MAX_BUCKETS` of them."""
+    volumes = {name: _volume(silos[name]) for name in names}
+    low, high = min(volumes.values()), max(volumes.values())
+    ratio = max(MIN_RATIO, (high / low) ** (1 / MAX_BUCKETS) * (1 + 1e-9))
+    buckets: dict[int, list[str]] = {}
+    for name, volume in volumes.items():
+        buckets.setdefault(int(np.log(volume / low) / np.log(ratio)), []).append(name)
+    return [buckets[level] for level in sorted(buckets)]
+
+
+def _stacked(model, names, group, theta) -> list[Batch]:
+    same_shape: dict = {}
+    for name, silo in zip(names, group, strict=True):
+        same_shape.setdefault(silo.program, []).append((name, silo))
+    if len(same_shape) > 1:
+        padded = _padded(model, names, group, theta)
+        if padded is not None:
+            return [Batch(tuple(names), _stack(padded), True, tuple(map(unit_counts, group)))]
+    batches = []
+    for members in same_shape.values():
+        own_names, own = zip(*members, strict=True)
+        batches.append(Batch(own_names, _stack(own), True, tuple(map(unit_counts, own))))
+    return batches
+
+
+def _stack(group):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *group)
+
+
+def _padded(model, names, group, theta) -> list[SiloData] | None:
+    """Bring silos to one shape by repeating the last member of each plate, or None if that is not exact."""
+    counts = [unit_counts(silo) for silo in group]
+    target = {plate: max(c[plate] for c in counts) for plate in counts[0]}
+    ragged = [plate for plate in target if len({c[plate] for c in counts}) > 1]
+    axes = {}
+    for name in group[0].values:
+        shapes = [silo.values[name].shape for silo in group]
+        for axis in range(len(shapes[0])):
+            if len({shape[axis] for shape in shapes}) == 1:
+                continue
+            plate = next((p for p in ragged if all(s[axis] == c[p] for s, c in zip(shapes, counts, strict=True))), None)
+            if plate is None:
+                return None
+            axes[name, axis] = target[plate]
+    if any(
+        plate.drawn > c[plate.name]
+        for silo, c in zip(group, counts, strict=True)
+        for plate in silo.program.layout.plates
+    ):
+        return None
+    values = [
+        {n: _pad(leaf, {a: axes[n, a] for a in range(leaf.ndim) if (n, a) in axes}) for n, leaf in silo.values.items()}
+        for silo in group
+    ]
+    program = model.at_shapes(names[0], group[0], values[0])
+    padded = [
+        SiloData(
+            value,
+            {plate: jnp.asarray(count[plate], jnp.int32) for plate in ragged},
+            Local(silo.ids.silo, {p: _pad(ids, {1: target[p]}) for p, ids in silo.ids.units.items()}),
+            program,
+        )
+        for value, count, silo in zip(values, counts, group, strict=True)
+    ]
+    few = {id(silo) for silo in _representatives(group)}
+    pairs = [(silo, pad) for silo, pad in zip(group, padded, strict=True) if id(silo) in few]
+    return padded if all(same_density([silo], [pad], theta) for silo, pad in pairs) else None
+
+
+def _pad(leaf, sizes):
+    widths = [(0, sizes.get(axis, n) - n) for axis, n in enumerate(leaf.shape)]
+    return jnp.pad(leaf, widths, mode="edge")

@@ -1,0 +1,57 @@
+"""Saving a run so that killing it at any moment loses little and changes nothing."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import archive
+from ..errors import ArchiveError
+
+KIND = "checkpoint"
+
+
+class Checkpoint:
+    """One file that holds the state of a run.
+
+    Args:
+        path: Of the file.
+        fingerprint: What the run is, item by item; a file made by another run is refused, naming the item that differs.
+        every: Seconds between saves.
+    """
+
+    def __init__(self, path: str | os.PathLike, fingerprint: dict[str, str], *, every: float):
+        self.path = Path(path)
+        self.fingerprint = fingerprint
+        self.every = every
+        self._saved = time.monotonic()
+
+    def resume(self, state: Any, history: Any) -> tuple[Any, Any]:
+        """The saved state and history, or those given if there is no file yet."""
+        if not self.path.exists():
+            return state, history
+        arrays, header = archive.read(self.path, kind=KIND)
+        found = header["fingerprint"]
+        for item, value in self.fingerprint.items():
+            if found.get(item) != value:
+                raise ArchiveError(
+                    f"The checkpoint {str(self.path)!r} was made with another {item}; "
+                    "resume with what made it, or give a new checkpoint file."
+                )
+        state = archive.unflatten(state, arrays, prefix="state", path=self.path)
+        names = [f"history.{field}" for field in history._fields]
+        return state, type(history)(*(np.asarray(arrays[name]) for name in names))
+
+    def save_if_due(self, state: Any, history: Any) -> None:
+        """Save if the last time was long enough ago."""
+        if time.monotonic() - self._saved >= self.every:
+            self.save(state, history)
+
+    def save(self, state: Any, history: Any) -> None:
+        """Save now, atomically."""
+        arrays = archive.flatten(state, prefix="state")
+        arrays |= {f"history.{name}": value for name, value in history._asdict().items()}
+        archive.write(self.path, arrays, {"kind": KIND, "fingerprint": self.fingerprint})
+        self._saved = time.monotonic()

@@ -1,0 +1,81 @@
+"""Finding the silo and the site where a run broke."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import Key
+from ..algorithms import FederatedAlgorithm
+from ..model import SiloData
+
+
+class Culprit(NamedTuple):
+    """Where the trouble is: the silo (None for the server), the site, and what is wrong there."""
+
+    silo: str | None
+    site: str
+    symptom: str
+
+
+def find_culprit(
+    algorithm: FederatedAlgorithm,
+    keys: tuple[Key, Key],
+    server: Any,
+    silo_states: Mapping[str, Any],
+    silos: Mapping[str, SiloData],
+) -> Culprit:
+    """Repeat the failing round silo by silo and site by site.
+
+    Args:
+        algorithm: The algorithm.
+        keys: The run's keys of the server and of the silos.
+        server: The server's last good state.
+        silo_states: Each silo's last good state.
+        silos: Each silo's data.
+    """
+    server_key, silo_key = keys
+    broadcast = algorithm.broadcast(server_key, server)
+    worst = Culprit(None, "?", "the ELBO ran away")
+    lowest = np.inf
+    for position, (name, data) in enumerate(silos.items()):
+        z_global, z_local, indices = algorithm.latents(silo_key, silo_states[name], broadcast, data)
+        population = data.program.population
+
+        def shared(point, population=population):
+            return population.log_terms(point[0], broadcast.theta)
+
+        def own(point, data=data, indices=indices):
+            return data.program.log_terms(point[0], point[1], broadcast.theta, data, indices)
+
+        parts = [(name, own)] if position else [(None, shared), (name, own)]
+        for silo, terms_fn in parts:
+            site, symptom, low = _worst_site(terms_fn, (z_global, z_local))
+            if symptom is not None:
+                return Culprit(silo, site, symptom)
+            if low < lowest:
+                lowest, worst = low, Culprit(silo, site, f"its log probability fell to {low:.3g}")
+    return worst
+
+
+def _worst_site(terms_fn, point):
+    """The first site with a value or a gradient that is not finite, else the one with the lowest value."""
+    terms = terms_fn(point)
+    totals = {site: float(jnp.sum(term)) for site, term in terms.items()}
+    for site, value in totals.items():
+        if not np.isfinite(value):
+            return _readable(site), f"its log probability is {value}", value
+    for site in terms:
+        gradient = jax.grad(lambda p, site=site: jnp.sum(terms_fn(p)[site]))(point)
+        if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(gradient)):
+            return _readable(site), "the gradient of its log probability is not finite", -np.inf
+    if not totals:
+        return "?", None, np.inf
+    site = min(totals, key=lambda name: totals[name])
+    return _readable(site), None, totals[site]
+
+
+def _readable(site):
+    return site.removeprefix("_").removesuffix("_log_det") if site.endswith("_log_det") else site

@@ -1,0 +1,194 @@
+"""The in-process engine: drives the compiled loop, watches it, and saves its state."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import Key
+from ..convergence import Check, Convergence, StoppingRule
+from .checkpoint import Checkpoint
+from .loop import MAX_CHUNK, Loop, State
+from .progress import ProgressBar, RunProgress
+
+SECONDS_PER_CALL = 0.3
+RUNAWAY = 1000.0  # an ELBO this many times worse than at the start counts as divergence
+
+
+class History(NamedTuple):
+    """What is remembered of the rounds done: ELBO estimates, and snapshots of the global marginals."""
+
+    elbo: np.ndarray
+    means: np.ndarray
+    sds: np.ndarray
+
+
+class Outcome(NamedTuple):
+    """Where a run ended.
+
+    Attributes:
+        state: The last good state.
+        history: Of all rounds that led there.
+        convergence: Evidence of the stopping rule; None without one.
+        failed_round: The round that produced NaN or ran away; None if all went well.
+        seconds: Time spent in rounds.
+    """
+
+    state: State
+    history: History
+    convergence: Convergence | None
+    failed_round: int | None
+    seconds: float
+
+
+def run(
+    loop: Loop,
+    key: Key,
+    state: State,
+    num_rounds: int,
+    *,
+    rule: StoppingRule | None = None,
+    checkpoint: Checkpoint | None = None,
+    callback: Callable[[RunProgress], None] | None = None,
+    progress: bool | None = None,
+) -> Outcome:
+    """Run rounds until `num_rounds` are done, the rule says stop, or something breaks.
+
+    Args:
+        loop: The compiled loop.
+        key: Of all randomness.
+        state: Where to start if there is no checkpoint yet.
+        num_rounds: Total number of rounds, those in the checkpoint included.
+        rule: When to stop earlier.
+        checkpoint: Where to save, and to resume from.
+        callback: Called with the progress several times a second.
+        progress: Show a bar; by default only on a terminal.
+    """
+    driver = _Driver(loop, key, state, num_rounds, rule, checkpoint)
+    with ProgressBar(num_rounds, show=progress) as bar:
+        try:
+            while not driver.finished:
+                driver.advance()
+                bar.update(driver.progress())
+                if callback is not None:
+                    callback(driver.progress())
+        finally:
+            driver.save()
+    return driver.outcome()
+
+
+class _Driver:
+    def __init__(self, loop, key, state, num_rounds, rule, checkpoint):
+        marginals = [np.asarray(m)[None][:0] for m in state.server.family.marginals()]
+        history = History(np.zeros(0), *marginals)
+        if checkpoint is not None:
+            state, history = checkpoint.resume(state, history)
+        self.loop, self.key, self.state, self.history = loop, key, state, history
+        self.num_rounds, self.rule, self.checkpoint = num_rounds, rule, checkpoint
+        self.checks: list[Check] = []
+        self.failed_round: int | None = None
+        self.rate, self.seconds = None, 0.0
+        self._replay_checks()
+
+    @property
+    def round(self):
+        return len(self.history.elbo)
+
+    @property
+    def converged(self):
+        return self.rule is not None and self.rule.verdict(self.checks).converged
+
+    @property
+    def finished(self):
+        return self.round >= self.num_rounds or self.converged or self.failed_round is not None
+
+    def advance(self):
+        """Call the compiled loop once and take in what came of it."""
+        size = self._call_size()
+        begin = time.perf_counter()
+        chunk = self.loop.run(self.key, self.state, jnp.asarray(size))
+        elbo = np.asarray(chunk.elbo[: int(chunk.rounds)], np.float64)
+        spent = time.perf_counter() - begin
+        if self._broken(elbo, chunk.state):
+            self._stop_at_last_good(len(elbo))
+            return
+        if self.rate is not None:  # the first call compiles
+            self.seconds += spent
+        self.rate = len(elbo) / spent if self.rate is None or spent > 0 else self.rate
+        self._accept(chunk.state, elbo)
+        if self.checkpoint is not None:
+            self.checkpoint.save_if_due(self.state, self.history)
+
+    def _call_size(self):
+        size = 10 if self.rate is None else int(self.rate * SECONDS_PER_CALL)
+        size = min(max(size, 1), MAX_CHUNK, self.num_rounds - self.round)
+        if self.rule is not None:
+            size = min(size, self.rule.check_every - self.round % self.rule.check_every)
+        return size
+
+    def _accept(self, state, elbo):
+        self.state = state
+        self.history = self.history._replace(elbo=np.concatenate([self.history.elbo, elbo]))
+        if self.rule is not None and self.round % self.rule.check_every == 0:
+            mean, sd = (np.asarray(m)[None] for m in state.server.family.marginals())
+            means = np.concatenate([self.history.means, mean])
+            sds = np.concatenate([self.history.sds, sd])
+            self.history = self.history._replace(means=means, sds=sds)
+            self._check(self.round)
+
+    def _check(self, done):
+        rows = done // self.rule.check_every
+        if done >= self.rule.min_rounds and rows <= len(self.history.means):
+            h = self.history
+            self.checks.append(self.rule.check(h.elbo[:done], h.means[:rows], h.sds[:rows]))
+
+    def _replay_checks(self):
+        """After a resume, make the checks again that were made before it."""
+        if self.rule is not None:
+            for done in range(self.rule.check_every, self.round + 1, self.rule.check_every):
+                self._check(done)
+
+    def _broken(self, elbo, state):
+        if not np.all(np.isfinite(elbo)) or not bool(_all_finite(state)):
+            return True
+        start = self.history.elbo[0] if self.round else elbo[0]
+        return np.median(elbo[-20:]) < start - RUNAWAY * (1 + abs(start))
+
+    def _stop_at_last_good(self, size):
+        """Find the last good round by bisection: runs are repeatable, so nothing has to be kept for this."""
+        good, bad = 0, size
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = self._halve(good, middle, bad)
+        self.failed_round = self.round + good
+        if good:
+            chunk = self.loop.run(self.key, self.state, jnp.asarray(good))
+            self._accept(chunk.state, np.asarray(chunk.elbo[:good], np.float64))
+
+    def _halve(self, good, middle, bad):
+        chunk = self.loop.run(self.key, self.state, jnp.asarray(middle))
+        elbo = np.asarray(chunk.elbo[:middle], np.float64)
+        return (good, middle) if self._broken(elbo, chunk.state) else (middle, bad)
+
+    def save(self):
+        if self.checkpoint is not None and self.round:
+            self.checkpoint.save(self.state, self.history)
+
+    def progress(self):
+        recent = self.history.elbo[-100:]
+        left = (self.num_rounds - self.round) / self.rate if self.rate else float("nan")
+        elbo = float(recent.mean()) if len(recent) else float("nan")
+        return RunProgress(self.round, self.num_rounds, elbo, self.rate or 0.0, left)
+
+    def outcome(self):
+        convergence = None if self.rule is None else self.rule.verdict(self.checks)
+        return Outcome(self.state, self.history, convergence, self.failed_round, self.seconds)
+
+
+@jax.jit
+def _all_finite(tree):
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))

@@ -1,0 +1,21 @@
+"""Variational families: choose one with the lower-case functions, they build the classes."""
+
+from .base import AbstractGlobalFamily
+from .block import BlockGaussian, block
+from .gaussian import FullGaussian, MeanFieldGaussian, full, mean_field
+from .low_rank import LowRankGaussian, low_rank
+from .structured import Local, StructuredLocal
+
+__all__ = [
+    "AbstractGlobalFamily",
+    "BlockGaussian",
+    "FullGaussian",
+    "Local",
+    "LowRankGaussian",
+    "MeanFieldGaussian",
+    "StructuredLocal",
+    "block",
+    "full",
+    "low_rank",
+    "mean_field",
+]

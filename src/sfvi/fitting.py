@@ -1,0 +1,248 @@
+"""The front door: `sfvi.fit`."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import archive
+from ._types import Key, Theta
+from .algorithms import SFVI, AlgorithmOptions
+from .convergence import Check, Convergence, StoppingRule
+from .engines import batching, in_process, loop
+from .engines.checkpoint import Checkpoint
+from .engines.diagnosis import find_culprit
+from .engines.progress import RunProgress
+from .errors import DataError, DivergenceError, OptionError
+from .model import StructuredModel
+from .posterior import GlobalPosterior, SiloPosterior
+
+FIT_KIND = "fit"
+
+
+class Fit:
+    """The result of a run.
+
+    Attributes:
+        posterior: The global posterior.
+        elbo: The ELBO estimate of every round; it rises, with noise.
+        convergence: Evidence of the stopping rule, or None if none was asked for.
+        seconds: Time spent in rounds, compilation left out; None for a loaded fit.
+    """
+
+    def __init__(
+        self,
+        posterior: GlobalPosterior,
+        silos: Mapping[str, SiloPosterior],
+        elbo: np.ndarray,
+        convergence: Convergence | None,
+        seconds: float | None,
+    ):
+        self.posterior = posterior
+        self._silos = dict(silos)
+        self.elbo = elbo
+        self.convergence = convergence
+        self.seconds = seconds
+
+    @property
+    def theta(self) -> Theta:
+        r"""The fitted $\theta$ in the model's own space."""
+        return self.posterior.theta
+
+    @property
+    def silo_names(self) -> list[str]:
+        """Names of the silos."""
+        return list(self._silos)
+
+    def silo(self, name: str) -> SiloPosterior:
+        """The posterior of one silo's latents."""
+        if name not in self._silos:
+            raise OptionError(f"There is no silo {name!r}; there are {', '.join(map(repr, self._silos))}.")
+        return self._silos[name]
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write `global.npz`, `fit.npz` (ELBO and evidence) and `silos/<name>.npz`, each complete by itself."""
+        folder = Path(folder)
+        self.posterior.save(folder / "global.npz")
+        evidence = None
+        if self.convergence is not None:
+            checks = [check._asdict() for check in self.convergence.checks]
+            evidence = {**self.convergence._asdict(), "checks": checks}
+        header = {"kind": FIT_KIND, "silos": self.silo_names, "convergence": evidence}
+        archive.write(folder / "fit.npz", {"elbo": self.elbo}, header)
+        for name, silo in self._silos.items():
+            silo.save(folder / "silos" / f"{quote(name, safe='')}.npz")
+
+
+def load(folder: str | os.PathLike, model: StructuredModel, silos: Mapping[str, Any]) -> Fit:
+    """Read a fit written by `Fit.save`, for the model and data that made it.
+
+    Args:
+        folder: Where it was saved.
+        model: The model.
+        silos: Data of the silos to load; some or all of those fitted.
+    """
+    folder = Path(folder)
+    posterior = GlobalPosterior.load(folder / "global.npz", model)
+    arrays, header = archive.read(folder / "fit.npz", kind=FIT_KIND)
+    loaded = {
+        name: SiloPosterior.load(folder / "silos" / f"{quote(name, safe='')}.npz", model, data)
+        for name, data in silos.items()
+    }
+    evidence = header["convergence"]
+    if evidence is not None:
+        checks = tuple(Check(**check) for check in evidence["checks"])
+        evidence = Convergence(**{**evidence, "checks": checks})
+    return Fit(posterior, loaded, arrays["elbo"], evidence, None)
+
+
+def fit(
+    model: StructuredModel,
+    silos: Mapping[str, Any],
+    *,
+    key: Key | int,
+    num_rounds: int = 10_000,
+    algorithm: AlgorithmOptions | None = None,
+    until_converged: bool | StoppingRule = False,
+    unit_ids: Mapping[str, Any] | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: float = 30.0,
+    callback: Callable[[RunProgress], None] | None = None,
+    progress: bool | None = None,
+) -> Fit:
+    """Fit a structured model to silos, on this machine, in this process.
+
+    Args:
+        model: The model.
+        silos: Data by silo name, each as the silo program expects them.
+        key: Of all randomness; the same key gives the same result, bit for bit.
+        num_rounds: Rounds, or their upper limit with `until_converged`.
+        algorithm: `SFVI(...)`, the default.
+        until_converged: True, or a `StoppingRule`, to stop when the result no longer moves.
+        unit_ids: For each silo the ids of its units (see `StructuredModel.silo_data`).
+        checkpoint: A file; if it exists the run continues from it, to the same digits.
+        checkpoint_every: Seconds between saves.
+        callback: Receives a `RunProgress` several times a second.
+        progress: Show a progress bar; by default only on a terminal.
+
+    Raises:
+        ModelError, DataError, OptionError: Before any round, for bad input.
+        DivergenceError: If NaN or a runaway ELBO appears; it carries the fit of the last good round.
+    """
+    rule = _stopping_rule(until_converged)
+    _check_options(silos, num_rounds, checkpoint_every, unit_ids)
+    key = jax.random.key(key) if isinstance(key, int) else key
+    data = {
+        name: model.silo_data(name, silos[name], unit_ids=None if unit_ids is None else unit_ids[name])
+        for name in sorted(silos)
+    }
+    _check_ids(data)
+    theta = model.initial_theta(key, data)
+    bound = (SFVI() if algorithm is None else algorithm).bind(model)
+    batches = batching.plan(model, data, theta, merge=bound.additive)
+    rounds = loop.build(bound, batches)
+    state = rounds.init(key, theta)
+    saved = None
+    if checkpoint is not None:
+        saved = Checkpoint(checkpoint, _fingerprint(model, data, key, algorithm), every=checkpoint_every)
+    outcome = in_process.run(
+        rounds, key, state, num_rounds, rule=rule, checkpoint=saved, callback=callback, progress=progress
+    )
+    result = _result(model, data, batches, outcome)
+    if outcome.failed_round is not None:
+        _raise_divergence(bound, key, data, batches, outcome, result)
+    return result
+
+
+def _result(model, data, batches, outcome) -> Fit:
+    server = outcome.state.server
+    shared = GlobalPosterior(model, server.family, server.theta)
+    families = {
+        name: batching.local_family(batch, state.family, index)
+        for batch, state in zip(batches, outcome.state.silos, strict=True)
+        for index, name in enumerate(batch.names)
+    }
+    silos = {name: SiloPosterior(name, shared, families[name], data[name]) for name in data}
+    return Fit(shared, silos, outcome.history.elbo, outcome.convergence, outcome.seconds)
+
+
+def _raise_divergence(bound, key, data, batches, outcome, result):
+    states = {
+        name: state._replace(family=batching.local_family(batch, state.family, index))
+        for batch, state in zip(batches, outcome.state.silos, strict=True)
+        for index, name in enumerate(batch.names)
+    }
+    culprit = find_culprit(bound, loop.keys(key), outcome.state.server, states, data)
+    where = "at the server" if culprit.silo is None else f"in silo {culprit.silo!r}"
+    raise DivergenceError(
+        f"Round {outcome.failed_round} broke {where} at site {culprit.site!r}: {culprit.symptom}; lower the step size, "
+        "rescale the data or give that site a tighter prior (the last good state is in this error's `fit`).",
+        round=outcome.failed_round,
+        silo=culprit.silo,
+        site=culprit.site,
+        fit=result,
+    )
+
+
+def _stopping_rule(until_converged):
+    if isinstance(until_converged, StoppingRule):
+        return until_converged
+    if not isinstance(until_converged, bool):
+        raise OptionError(f"until_converged is {until_converged!r}; give True, False or a StoppingRule.")
+    return StoppingRule() if until_converged else None
+
+
+def _check_options(silos, num_rounds, checkpoint_every, unit_ids):
+    if not isinstance(silos, Mapping) or not silos:
+        raise DataError("silos must be a mapping from silo name to data, with at least one silo.")
+    for name in silos:
+        if not isinstance(name, str) or not name:
+            raise DataError(f"A silo is named {name!r}; names must be non-empty strings.")
+    if isinstance(num_rounds, bool) or not isinstance(num_rounds, int) or num_rounds < 1:
+        raise OptionError(f"num_rounds is {num_rounds!r}; give a whole number of at least 1.")
+    if not checkpoint_every >= 0:
+        raise OptionError(f"checkpoint_every is {checkpoint_every!r}; give seconds, not negative.")
+    if unit_ids is not None and set(unit_ids) != set(silos):
+        odd = sorted(set(unit_ids) ^ set(silos))
+        raise OptionError(f"unit_ids and silos do not name the same silos; check {odd}.")
+
+
+def _check_ids(data):
+    """No unit, and no silo's word, may occur twice: their noise would be the same."""
+    seen: dict = {}
+    for name, silo in data.items():
+        claims = {"the silo": np.asarray(silo.ids.silo).T}
+        claims |= {f"plate {p!r}": np.asarray(ids).T for p, ids in silo.ids.units.items()}
+        for what, pairs in claims.items():
+            for pair in map(tuple, pairs.tolist()):
+                other = seen.setdefault((what, pair), name)
+                if other != name:
+                    raise OptionError(
+                        f"Silos {other!r} and {name!r} share an id ({what}, id {pair[1]}); ids must be unique, or "
+                        "rename one of the silos."
+                    )
+
+
+def _fingerprint(model, data, key, algorithm):
+    """What a run is: model, silos, data, key and options, each hashed."""
+    programs = {silo.program: silo for silo in data.values()}
+    prints = sorted(program.fingerprint(silo) for program, silo in programs.items())
+    contents = hashlib.sha256()
+    for name, silo in data.items():
+        contents.update(name.encode())
+        for leaf, value in silo.values.items():
+            contents.update(leaf.encode() + np.asarray(value).tobytes())
+    return {
+        "model": "".join([model.population.fingerprint(), *prints]),
+        "set of silos": ",".join(data),
+        "data": contents.hexdigest(),
+        "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
+        "algorithm": type(algorithm or SFVI()).__name__,
+        "precision": str(jnp.result_type(float)),
+    }

@@ -1,0 +1,6 @@
+"""From two NumPyro programs to log densities of flat unconstrained latents."""
+
+from .programs import PopulationProgram, SiloData, SiloProgram, total
+from .structured import StructuredModel
+
+__all__ = ["PopulationProgram", "SiloData", "SiloProgram", "StructuredModel", "total"]

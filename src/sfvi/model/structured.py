@@ -1,0 +1,178 @@
+"""The front end: two ordinary NumPyro programs make a structured model."""
+
+import inspect as python_inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from .._types import Key, Theta
+from ..errors import ModelError
+from .intake import array_leaves, describe, identify
+from .layout import FlatLayout, group_units
+from .programs import PopulationProgram, SiloData, SiloProgram
+from .tracing import Structure, constrain_param, initial_params, inspect
+
+
+class StructuredModel:
+    r"""A hierarchical model over silos whose data may not be pooled.
+
+    $$z_G \sim p_\theta(z_G), \qquad z_{Lj} \mid z_G \sim p_\theta(z_{Lj} \mid z_G), \qquad
+      y_j \sim p_\theta(y_j \mid z_{Lj}, z_G)$$
+
+    Sample sites of `population` are the global latents $z_G$; unobserved sample sites of `silo` are that
+    silo's local latents $z_{Lj}$; `numpyro.param` sites of either are the trainable $\theta$. The members of
+    a plate in the silo program (children, documents) are its units: their latents are taken as independent
+    of each other given $z_G$. A plate's `subsample_size` makes minibatches.
+
+    Args:
+        population: Takes nothing, samples the global latents, and returns what the silo program needs.
+        silo: Takes what `population` returned and one silo's data; samples the local latents and observes.
+            One program for all silos, or a mapping with one per silo name.
+        dims: Names for a site's dimensions beyond its plates, as in ArviZ.
+        coords: Labels along those dimensions and along plates.
+
+    Example:
+        ```python
+        def population():
+            return numpyro.sample("mu", dist.Normal(0, 10))
+
+        def silo(mu, data):
+            with numpyro.plate("patients", len(data["y"])):
+                numpyro.sample("y", dist.Normal(mu, 1), obs=data["y"])
+
+        model = sfvi.StructuredModel(population, silo)
+        ```
+    """
+
+    def __init__(
+        self,
+        population: Callable[[], Any],
+        silo: Callable[[Any, Any], Any] | Mapping[str, Callable[[Any, Any], Any]],
+        *,
+        dims: Mapping[str, list[str]] | None = None,
+        coords: Mapping[str, Any] | None = None,
+    ):
+        _check_no_arguments(population)
+        self.dims = dict(dims or {})
+        self.coords = dict(coords or {})
+        self._silo = silo
+        self._structure = inspect(population, (), what="The population program")
+        _check_population(self._structure)
+        self.population = PopulationProgram(population, FlatLayout(self._structure.latents))
+        self._cache: dict[Any, tuple[SiloProgram, Structure]] = {}
+
+    def silo_data(self, name: str, data: Any, *, unit_ids: Any = None) -> SiloData:
+        """Check one silo's data and bind them to its program.
+
+        Args:
+            name: The silo's name.
+            data: A tree of arrays, as the silo program expects them.
+            unit_ids: Whole numbers that identify the units whichever silo holds them, so that their noise,
+                and with it the whole fit, does not depend on the split. One array if there is one plate
+                of units, else a mapping from plate to array.
+        """
+        values, rebuild, signature = array_leaves(name, data)
+        function = self._silo_function(name)
+        program = self._program(name, function, values, rebuild, signature)[0]
+        return SiloData(values, {}, identify(name, unit_ids, program.layout), program)
+
+    def at_shapes(self, name: str, silo: SiloData, values: dict) -> SiloProgram:
+        """The program of a silo at other data shapes: its units padded, or laid beside those of other silos."""
+        program = silo.program
+        return self._program(name, program.program, values, program.rebuild, program.signature)[0]
+
+    def initial_theta(self, key: Key, silos: Mapping[str, SiloData]) -> Theta:
+        r"""Initial $\theta$ in unconstrained space: the parameters of both programs, agreed by all silos."""
+        theta = initial_params(self.population.program, key, ())
+        owner = dict.fromkeys(theta, "the population program")
+        for name, silo in _one_per_program(silos).items():
+            globals_ = self._example_globals()
+            if not self._structure_of(silo).params:
+                continue
+            args = (globals_, silo.program.rebuild(silo.values))
+            for param, value in initial_params(silo.program.program, key, args).items():
+                known = theta.setdefault(param, value)
+                owner.setdefault(param, f"silo {name!r}")
+                if describe(known) != describe(value):
+                    raise ModelError(
+                        f"The parameter {param!r} is {describe(known)} in {owner[param]} and "
+                        f"{describe(value)} in silo {name!r}; theta is shared and must agree."
+                    )
+        return theta
+
+    def constrain_theta(self, theta: Theta) -> Theta:
+        r"""Map $\theta$ from unconstrained space to the model's own."""
+        constraints = dict(self._structure.params)
+        for _, structure in self._cache.values():
+            constraints |= structure.params
+        return {name: constrain_param(constraints[name], value) for name, value in theta.items()}
+
+    def _example_globals(self):
+        zeros = jnp.zeros(self.population.layout.size)
+        return self.population.run(zeros, {})[0]
+
+    def _structure_of(self, silo):
+        return next(s for program, s in self._cache.values() if program is silo.program)
+
+    def _program(self, name, fn, values, rebuild, signature):
+        shapes = tuple((leaf, value.shape, value.dtype) for leaf, value in values.items())
+        key = (fn, signature, shapes)
+        if key not in self._cache:
+            self._cache[key] = self._traced(name, fn, values, rebuild, signature)
+        return self._cache[key]
+
+    def _traced(self, name, fn, values, rebuild, signature):
+        def both(values):
+            return fn(self.population.program(), rebuild(values))
+
+        what = f"The program of silo {name!r}"
+        structure = inspect(both, (values,), what=what)
+        shared = {site.name for site in self._structure.latents}
+        latents = tuple(site for site in structure.latents if site.name not in shared)
+        if not structure.observed and not latents:
+            raise ModelError(f"{what} observes nothing and has no latents; condition a site with obs=.")
+        if not structure.observed:
+            raise ModelError(f"{what} observes nothing; condition a site on its data with obs=.")
+        layout = group_units(latents, structure.plates)
+        return SiloProgram(fn, self.population, layout, rebuild, signature), structure
+
+    def _silo_function(self, name):
+        if not isinstance(self._silo, Mapping):
+            return self._silo
+        if name not in self._silo:
+            raise ModelError(
+                f"There is no program for silo {name!r}; the model has programs for {', '.join(map(repr, self._silo))}."
+            )
+        return self._silo[name]
+
+
+def _check_no_arguments(population):
+    for parameter in python_inspect.signature(population).parameters.values():
+        required = parameter.default is parameter.empty
+        if required and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ModelError(
+                f"The population program asks for {parameter.name!r}, but it runs at the server, where there "
+                "are no data and no local latents; move the sites that need it to the silo program."
+            )
+
+
+def _check_population(structure):
+    if structure.observed:
+        raise ModelError(
+            f"The population program observes {structure.observed[0]!r}; observations belong to the silo "
+            "program, the server has no data."
+        )
+    for plate in structure.plates:
+        if plate.drawn < plate.size:
+            raise ModelError(
+                f"The population program subsamples plate {plate.name!r}; global latents are always "
+                "all updated: drop subsample_size there."
+            )
+
+
+def _one_per_program(silos):
+    seen = {}
+    for name, silo in silos.items():
+        seen.setdefault(silo.program, (name, silo))
+    return dict(seen.values())

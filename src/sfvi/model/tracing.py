@@ -1,0 +1,266 @@
+"""Running a NumPyro program on given latents; the only module that uses effect handlers."""
+
+import hashlib
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jaxtyping import Array
+from numpyro.distributions import constraints
+from numpyro.distributions.distribution import Delta, MaskedDistribution
+from numpyro.distributions.transforms import biject_to
+from numpyro.distributions.util import sum_rightmost
+from numpyro.handlers import seed, substitute, trace
+
+from .._types import Indices, Key, Theta
+from ..errors import ModelError
+from .layout import Frame, Plate, Site
+
+Trace = dict[str, dict[str, Any]]
+
+
+class Structure(NamedTuple):
+    """What one abstract run tells of a program: latents, observed sites, plates, parameters and their constraints."""
+
+    latents: tuple[Site, ...]
+    observed: tuple[str, ...]
+    plates: tuple[Plate, ...]
+    params: dict[str, constraints.Constraint]
+
+
+def execute(
+    program: Callable, args: tuple, free: dict[str, Array], theta: Theta, indices: Indices
+) -> tuple[Any, Trace]:
+    """Run the program with its latents at given unconstrained values.
+
+    Each constrained latent adds its log-Jacobian as a factor, once, inside the latent's plates.
+
+    Args:
+        program: A NumPyro program.
+        args: Its arguments.
+        free: Unconstrained values of its latents.
+        theta: Unconstrained values of trainable parameters.
+        indices: Drawn members of the subsampled plates.
+
+    Returns:
+        What the program returns, and its trace.
+    """
+
+    def values(site):
+        name = site["name"]
+        if site["type"] == "sample" and not site["is_observed"] and name in free:
+            return _constrain(site, free[name])
+        if site["type"] == "param" and name in theta:
+            return jax.tree.map(_param_transform(site), theta[name])
+        if site["type"] == "plate":
+            return indices.get(name)
+        return None
+
+    with trace() as recorded, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "subsample_size does not match")
+        returned = substitute(program, substitute_fn=values)(*args)
+    return returned, recorded
+
+
+def log_probs(recorded: Trace, weights: dict[str, Array]) -> dict[str, Array]:
+    """Log probability of every sample site, elementwise over its plates.
+
+    Args:
+        recorded: A trace made by `execute`.
+        weights: For some plates, a factor for each member.
+    """
+    terms = {}
+    for name, site in recorded.items():
+        if site["type"] != "sample":
+            continue
+        term = site["fn"].log_prob(site["value"])
+        if site["scale"] is not None:
+            term = term * jnp.asarray(site["scale"], term.dtype)
+        for frame in site["cond_indep_stack"]:
+            if frame.name in weights:
+                weight = weights[frame.name].astype(term.dtype)
+                term = term * weight.reshape(-1, *(1,) * (-frame.dim - 1))
+        terms[name] = term
+    return terms
+
+
+def inspect(program: Callable, args: tuple, *, what: str) -> Structure:
+    """Run a program abstractly, with no arithmetic on data, and read off its structure.
+
+    Args:
+        program: A NumPyro program that needs no randomness but its own sites'.
+        args: Its arguments: trees of arrays.
+        what: Name for messages.
+    """
+    found = []
+
+    def run(key, args):
+        with trace() as recorded:
+            seed(program, key)(*args)
+        found.append(_structure(recorded, what))
+
+    try:
+        jax.eval_shape(run, jax.random.key(0), args)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{what} fails when run: {type(error).__name__}: {error}") from error
+    return found[0]
+
+
+def initial_params(program: Callable, key: Key, args: tuple) -> Theta:
+    """Unconstrained initial values of the program's `numpyro.param` sites."""
+
+    @jax.jit
+    def run(key, args):
+        with trace() as recorded:
+            seed(program, key)(*args)
+        return {
+            name: jax.tree.map(_param_transform(site).inv, site["value"])
+            for name, site in recorded.items()
+            if site["type"] == "param"
+        }
+
+    floating = jnp.result_type(float)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, floating), run(key, args))
+
+
+def initial_latents(program: Callable, key: Key, init_loc_fn: Callable) -> dict[str, Array]:
+    """Unconstrained values of a program's latents that a NumPyro initialization strategy chooses."""
+
+    def run():
+        with trace() as recorded:
+            substitute(seed(program, key), substitute_fn=init_loc_fn)()
+        return recorded
+
+    return {
+        name: biject_to(site["fn"].support).inv(site["value"])
+        for name, site in run().items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+
+
+def constrain_param(constraint: constraints.Constraint, free: Any) -> Any:
+    """Map a parameter from unconstrained space."""
+    return jax.tree.map(biject_to(constraint), free)
+
+
+def outputs(recorded: Trace) -> dict[str, Array]:
+    """Values of the latent and deterministic sites of a trace."""
+    return {name: site["value"] for name, site in recorded.items() if _is_output(site)}
+
+
+def output_dims(recorded: Trace) -> dict[str, list[str | None]]:
+    """For each output the names of its dimensions: those of plates are known, the others None."""
+    dims = {}
+    for name, site in recorded.items():
+        if not _is_output(site):
+            continue
+        shape = jnp.shape(site["value"])
+        names: list[str | None] = [None] * len(shape)
+        for frame in site["cond_indep_stack"]:
+            if site["type"] == "sample":
+                axis = len(shape) - len(site["fn"].event_shape) + frame.dim
+            else:  # a deterministic site does not say which of its dimensions are batch
+                axis = next((i for i, n in enumerate(shape) if n == frame.size), None)
+            if axis is not None:
+                names[axis] = frame.name
+        dims[name] = names
+    return dims
+
+
+def fingerprint(program: Callable, args: tuple) -> str:
+    """A hash of what a program computes: any change of a distribution, constant or shape changes it."""
+
+    def run(key, args):
+        with trace() as recorded:
+            seed(program, key)(*args)
+        return log_probs(recorded, {})
+
+    closed = jax.make_jaxpr(run)(jax.random.key(0), args)
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))
+    digest = hashlib.sha256(text.encode())
+    for constant in closed.consts:
+        if not jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+            digest.update(np.asarray(constant).tobytes())
+    return digest.hexdigest()
+
+
+def _is_output(site):
+    latent = site["type"] == "sample" and not site["is_observed"]
+    return latent or site["type"] == "deterministic"
+
+
+def _constrain(site, free):
+    support = site["fn"].support
+    transform = biject_to(support)
+    step = site["infer"].get("_scan_current_index")
+    if step is not None and jnp.ndim(free) > _free_ndim(site["fn"], transform):
+        free = free[step]  # inside a scan a site takes its own time step
+    value = transform(free)
+    base = support.base_constraint if isinstance(support, constraints.independent) else support
+    if base is not constraints.real:
+        log_det = transform.log_abs_det_jacobian(free, value)
+        batch_ndim = jnp.ndim(value) - len(site["fn"].event_shape)
+        log_det = sum_rightmost(log_det, jnp.ndim(log_det) - batch_ndim)
+        numpyro.factor(log_jacobian_name(site["name"]), log_det)
+    return value
+
+
+def log_jacobian_name(site: str) -> str:
+    """Name of the factor that holds a site's log-Jacobian."""
+    return f"_{site}_log_det"
+
+
+def _free_ndim(fn, transform):
+    return len(fn.shape()) - (transform.codomain.event_dim - transform.domain.event_dim)
+
+
+def _param_transform(site):
+    return biject_to(site["kwargs"].get("constraint", constraints.real))
+
+
+def _structure(recorded, what):
+    latents, observed, plates, params = [], [], [], {}
+    for name, site in recorded.items():
+        if site["type"] == "param":
+            params[name] = site["kwargs"].get("constraint", constraints.real)
+        elif site["type"] == "plate":
+            size, drawn = site["args"]
+            plates.append(Plate(name, size, size if drawn is None else drawn))
+        elif site["type"] == "sample" and site["is_observed"]:
+            if not site["infer"].get("is_auxiliary", False):
+                observed.append(name)
+        elif site["type"] == "sample":
+            latents.append(_latent(site, what))
+    return Structure(tuple(latents), tuple(observed), tuple(plates), params)
+
+
+def _latent(site, what):
+    name, fn = site["name"], site["fn"]
+    if isinstance(fn, MaskedDistribution):
+        raise ModelError(
+            f"{what} masks the latent {name!r}, so part of it has no prior; "
+            "sample only what is missing (an index instead of obs_mask or handlers.mask)."
+        )
+    if isinstance(fn, Delta):
+        raise ModelError(f"{what} samples {name!r} from a Delta; use numpyro.deterministic.")
+    if fn.support is None or fn.support.is_discrete:
+        raise ModelError(
+            f"{what} has the discrete latent {name!r}; variational inference here needs continuous "
+            "latents: sum it out (a mixture distribution, or numpyro.factor)."
+        )
+    shape = jnp.shape(site["value"])
+    frames = tuple(Frame(f.name, f.dim) for f in reversed(site["cond_indep_stack"]))
+    return Site(
+        name=name,
+        shape=shape,
+        free_shape=tuple(biject_to(fn.support).inverse_shape(shape)),
+        batch_ndim=len(shape) - len(fn.event_shape),
+        frames=frames,
+    )

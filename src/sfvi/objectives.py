@@ -1,0 +1,82 @@
+r"""The terms of the ELBO, $\mathrm{E}_q[\mathcal{L}_0 + \sum_j \mathcal{L}_j]$, and their gradient estimators.
+
+Both estimators are one reverse pass through these functions. "stl" (sticking the landing, Roeder et al. 2017)
+stops the gradient at the parameters inside every $\log q$, $\mu_G$ in $C(z_G - \mu_G)$ included, but never at
+$z_G$ or $z_L$ themselves; "reparameterization" stops nothing. Values are the same.
+"""
+
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import jax
+from jaxtyping import Array, Float
+
+from ._types import Indices, Scalar, Theta
+from .errors import OptionError
+from .families import AbstractGlobalFamily, Local, StructuredLocal
+from .model import PopulationProgram, SiloData
+
+Estimator = Literal["stl", "reparameterization"]
+Tree = TypeVar("Tree")
+
+
+def server_term(
+    population: PopulationProgram,
+    family: AbstractGlobalFamily,
+    theta: Theta,
+    noise: Float[Array, " n_noise"],
+    *,
+    estimator: Estimator,
+) -> Scalar:
+    r"""Evaluate $\mathcal{L}_0 = \log p_\theta(z_G) - \log q(z_G; \eta_G)$ at $z_G = f_G(\epsilon_G)$.
+
+    Args:
+        population: $p_\theta(z_G)$.
+        family: $q(z_G; \eta_G)$.
+        theta: $\theta$.
+        noise: $\epsilon_G$.
+        estimator: Which gradient this function has.
+    """
+    frozen = freezer(estimator)
+    z_global = family.sample(noise)
+    return population.log_prob(z_global, theta) - frozen(family).log_prob(z_global)
+
+
+def silo_term(
+    data: SiloData,
+    family: AbstractGlobalFamily,
+    theta: Theta,
+    local: StructuredLocal,
+    noise: Float[Array, " n_noise"],
+    local_noise: Local,
+    indices: Indices,
+    *,
+    estimator: Estimator,
+) -> Scalar:
+    r"""Evaluate $\mathcal{L}_j = \log p_\theta(y_j, z_L \mid z_G) - \log q(z_L \mid z_G; \eta_L, \eta_G)$.
+
+    Args:
+        data: $y_j$ and the silo's program.
+        family: $q(z_G; \eta_G)$.
+        theta: $\theta$.
+        local: $q(z_L \mid z_G)$ of the drawn units.
+        noise: $\epsilon_G$, the same at the server and in every silo.
+        local_noise: $\epsilon_L$, the silo's own.
+        indices: The drawn units of each subsampled plate.
+        estimator: Which gradient this function has.
+    """
+    frozen = freezer(estimator)
+    z_global = family.sample(noise)
+    z_local = local.sample(local_noise, z_global - family.center)
+    log_q = frozen(local).log_prob(z_local, z_global - frozen(family.center))
+    log_p = data.program.log_prob(z_global, z_local, theta, data, indices)
+    return log_p - data.sum_units(log_q)
+
+
+def freezer(estimator: Estimator) -> Callable[[Tree], Tree]:
+    r"""What the estimator does to the parameters inside $\log q$."""
+    if estimator == "stl":
+        return jax.lax.stop_gradient
+    if estimator == "reparameterization":
+        return lambda tree: tree
+    raise OptionError(f"estimator is {estimator!r}; choose 'stl' or 'reparameterization'.")

@@ -1,0 +1,287 @@
+"""What a fit returns: distributions to draw from, by site name, in the model's own space."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Array
+
+from . import archive
+from ._types import Key, Theta
+from .errors import ArchiveError
+from .families import (
+    AbstractGlobalFamily,
+    BlockGaussian,
+    FullGaussian,
+    Local,
+    LowRankGaussian,
+    MeanFieldGaussian,
+    StructuredLocal,
+)
+from .model import SiloData, StructuredModel
+
+if TYPE_CHECKING:
+    import arviz
+
+GLOBAL_FAMILIES = {f.__name__: f for f in (FullGaussian, LowRankGaussian, MeanFieldGaussian)}
+GLOBAL_KIND, SILO_KIND = "global posterior", "silo posterior"
+QUANTILES = (0.025, 0.5, 0.975)
+Draws = dict[str, Array]
+
+
+class GlobalPosterior:
+    r"""The posterior of the global latents, $q(z_G; \eta_G)$, and the fitted $\theta$. It holds nothing local.
+
+    Attributes:
+        model: The model.
+        family: $q(z_G)$ in unconstrained space.
+        free_theta: $\theta$ in unconstrained space.
+    """
+
+    def __init__(self, model: StructuredModel, family: AbstractGlobalFamily, theta: Theta):
+        self.model = model
+        self.family = family
+        self.free_theta = theta
+
+    @property
+    def theta(self) -> Theta:
+        r"""The fitted $\theta$ in the model's own space."""
+        return self.model.constrain_theta(self.free_theta)
+
+    def sample(self, key: Key, num_samples: int = 1000) -> Draws:
+        """Draw global latents and deterministic sites; draws are on the first axis."""
+        population = self.model.population
+
+        @jax.jit
+        def draw(family, theta, noise):
+            return population.outputs(family.sample(noise), theta)
+
+        noise = jax.random.normal(key, (num_samples, self.family.noise_size), self.family.center.dtype)
+        return jax.vmap(draw, (None, None, 0))(self.family, self.free_theta, noise)
+
+    def summary(
+        self, *, num_samples: int = 10_000, quantiles: Sequence[float] = QUANTILES, key: Key | None = None
+    ) -> pd.DataFrame:
+        """Mean, sd and quantiles of every coordinate, from draws; a row is named `beta[smoke]`."""
+        draws = self.sample(_default(key), num_samples)
+        return _summarize(draws, self._dims(draws), self.model.coords, quantiles)
+
+    def to_arviz(self, *, num_samples: int = 1000, key: Key | None = None) -> "arviz.InferenceData":
+        """Export draws as one chain of the `posterior` group."""
+        draws = self.sample(_default(key), num_samples)
+        return _inference_data(draws, self._dims(draws), self.model.coords)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write to a file that holds nothing local."""
+        arrays, header = self._contents()
+        archive.write(path, arrays, {"kind": GLOBAL_KIND, **header})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, model: StructuredModel) -> "GlobalPosterior":
+        """Read a file written by `save`, for the model that made it."""
+        return cls._from_contents(*archive.read(path, kind=GLOBAL_KIND), model, path)
+
+    def _dims(self, draws):
+        return _name_dims(draws, self.model.population.dims(self.free_theta), self.model.dims)
+
+    def _contents(self):
+        theta_arrays, theta_paths = _flatten_theta(self.free_theta)
+        arrays = archive.flatten(self.family, prefix="family") | theta_arrays
+        header = {
+            "population": self.model.population.fingerprint(),
+            "family": type(self.family).__name__,
+            "theta": theta_paths,
+        }
+        return arrays, header
+
+    @classmethod
+    def _from_contents(cls, arrays, header, model, path):
+        if header["population"] != model.population.fingerprint():
+            raise ArchiveError(
+                f"{str(path)!r} was made with another population program, or another version of jax or numpyro; "
+                "load it with the model that made it."
+            )
+        fields = {name[len("family.") :]: a for name, a in arrays.items() if name.startswith("family.")}
+        family = GLOBAL_FAMILIES[header["family"]](**{n: jnp.asarray(a) for n, a in fields.items()})
+        return cls(model, family, _unflatten_theta(arrays, header["theta"]))
+
+
+class SiloPosterior:
+    r"""The posterior of one silo's latents, jointly with the global ones: $q(z_G)\, q(z_{Lj} \mid z_G)$.
+
+    It belongs to the silo and holds its data.
+
+    Attributes:
+        name: The silo.
+        shared: The global posterior.
+        family: $q(z_{Lj} \mid z_G)$ in unconstrained space.
+        data: The silo's data.
+    """
+
+    def __init__(self, name: str, shared: GlobalPosterior, family: StructuredLocal, data: SiloData):
+        self.name = name
+        self.shared = shared
+        self.family = family
+        self.data = data
+
+    def sample(self, key: Key, num_samples: int = 1000) -> Draws:
+        """Draw the silo's latents and deterministic sites together with the global ones they go with."""
+        global_key, local_key = jax.random.split(key)
+        shared, dtype = self.shared, self.shared.family.center.dtype
+        noise = jax.random.normal(global_key, (num_samples, shared.family.noise_size), dtype)
+        template = Local(
+            None if self.family.silo is None else self.family.silo.loc,
+            {plate: block.loc for plate, block in self.family.units.items()},
+        )
+        leaves, tree = jax.tree.flatten(template)
+        keys = jax.random.split(local_key, len(leaves))
+        local_noise = tree.unflatten(
+            [jax.random.normal(k, (num_samples, *leaf.shape), dtype) for k, leaf in zip(keys, leaves, strict=True)]
+        )
+
+        @eqx.filter_jit
+        def draw(family, theta, local, data, noise, local_noise):
+            def one(noise, local_noise):
+                z_global = family.sample(noise)
+                z_local = local.sample(local_noise, z_global - family.center)
+                drawn = data.program.population.outputs(z_global, theta)
+                return drawn | data.program.outputs(z_global, z_local, theta, data)
+
+            return jax.vmap(one)(noise, local_noise)
+
+        return draw(shared.family, shared.free_theta, self.family, self.data, noise, local_noise)
+
+    def summary(
+        self, *, num_samples: int = 2000, quantiles: Sequence[float] = QUANTILES, key: Key | None = None
+    ) -> pd.DataFrame:
+        """Mean, sd and quantiles of every coordinate of the silo's own sites, from draws."""
+        draws = self.sample(_default(key), num_samples)
+        own = {name: draws[name] for name in self._own_dims()}
+        return _summarize(own, self._dims(own), self.shared.model.coords, quantiles)
+
+    def to_arviz(self, *, num_samples: int = 1000, key: Key | None = None) -> "arviz.InferenceData":
+        """Export draws, local and global, as one chain of the `posterior` group."""
+        draws = self.sample(_default(key), num_samples)
+        return _inference_data(draws, self._dims(draws), self.shared.model.coords)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write this silo's posterior, and the global one, but no other silo's and no data."""
+        arrays, header = self.shared._contents()
+        arrays |= archive.flatten(self.family, prefix="local")
+        fingerprint = self.data.program.fingerprint(self.data)
+        archive.write(path, arrays, {"kind": SILO_KIND, "silo": self.name, "program": fingerprint, **header})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, model: StructuredModel, data: Any) -> "SiloPosterior":
+        """Read a file written by `save`, for the model and the silo's data that made it."""
+        arrays, header = archive.read(path, kind=SILO_KIND)
+        shared = GlobalPosterior._from_contents(arrays, header, model, path)
+        silo = model.silo_data(header["silo"], data)
+        if header["program"] != silo.program.fingerprint(silo):
+            raise ArchiveError(
+                f"{str(path)!r} was made with another silo program or other data shapes than those given for "
+                f"silo {header['silo']!r}."
+            )
+        return cls(header["silo"], shared, _read_local(arrays), silo)
+
+    def _own_dims(self):
+        family = self.family
+        z_local = Local(
+            None if family.silo is None else family.silo.loc,
+            {plate: block.loc for plate, block in family.units.items()},
+        )
+        return self.data.program.dims(z_local, self.shared.free_theta, self.data)
+
+    def _dims(self, draws):
+        model = self.shared.model
+        known = model.population.dims(self.shared.free_theta) | self._own_dims()
+        return _name_dims(draws, known, model.dims)
+
+
+def _default(key):
+    return jax.random.key(0) if key is None else key
+
+
+def _name_dims(draws, from_plates, from_user):
+    """Names for all dimensions of each site: plates', then the user's for the rest in order."""
+    dims = {}
+    for name in draws:
+        given = iter(from_user.get(name, []))
+        axes = enumerate(from_plates[name])
+        dims[name] = [plate or next(given, f"{name}_dim_{axis}") for axis, plate in axes]
+    return dims
+
+
+def _usable_coords(draws, dims, coords):
+    """Those of the user's labels that fit the number of members."""
+    usable = {}
+    for name, names in dims.items():
+        for axis, dim in enumerate(names):
+            if dim in coords and len(coords[dim]) == draws[name].shape[axis + 1]:
+                usable[dim] = coords[dim]
+    return usable
+
+
+def _inference_data(draws, dims, coords):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next major version at import
+        import arviz
+    posterior = {name: np.asarray(values)[None] for name, values in draws.items()}
+    return arviz.from_dict(posterior, coords=_usable_coords(draws, dims, coords), dims=dims)
+
+
+def _summarize(draws, dims, coords, quantiles):
+    usable = _usable_coords(draws, dims, coords)
+    rows = {}
+    for name, values in draws.items():
+        values = np.asarray(values, np.float64)
+        labels = [
+            [str(label) for label in usable.get(dim, range(size))]
+            for dim, size in zip(dims[name], values.shape[1:], strict=True)
+        ]
+        for index in np.ndindex(values.shape[1:]):
+            label = ", ".join(labels[axis][i] for axis, i in enumerate(index))
+            column = values[(slice(None), *index)]
+            rows[f"{name}[{label}]" if index else name] = [
+                column.mean(),
+                column.std(ddof=1),
+                *np.quantile(column, quantiles),
+            ]
+    columns = ["mean", "sd", *(f"{100 * q:g}%" for q in quantiles)]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+
+
+def _flatten_theta(theta):
+    arrays, paths = {}, []
+    for position, (path, leaf) in enumerate(jax.tree.flatten_with_path(theta)[0]):
+        arrays[f"theta.{position}"] = leaf
+        paths.append([entry.key if hasattr(entry, "key") else entry.idx for entry in path])
+    return arrays, paths
+
+
+def _unflatten_theta(arrays, paths):
+    theta: dict = {}
+    for position, path in enumerate(paths):
+        branch = theta
+        for entry in path[:-1]:
+            branch = branch.setdefault(entry, {})
+        branch[path[-1]] = jnp.asarray(arrays[f"theta.{position}"])
+    return theta
+
+
+def _read_local(arrays):
+    def read(prefix):
+        fields = ("loc", "log_scale", "lower", "coupling", "scale_coupling")
+        found = {field: arrays.get(f"{prefix}.{field}") for field in fields}
+        leaves: dict[str, Any] = {f: None if a is None else jnp.asarray(a) for f, a in found.items()}
+        return BlockGaussian(**leaves)
+
+    plates = {n.split("['", 1)[1].rsplit("']", 1)[0] for n in arrays if n.startswith("local.units[")}
+    own = read("local.silo") if "local.silo.loc" in arrays else None
+    return StructuredLocal(own, {plate: read(f"local.units['{plate}']") for plate in sorted(plates)})
