@@ -1,11 +1,12 @@
 """The protocol: five pure functions, which every engine runs unchanged."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .._types import Key, Theta
 from ..model import SiloData, StructuredModel
 
 
+@runtime_checkable
 class FederatedAlgorithm(Protocol):
     """Server and silos as pure functions over pytrees.
 
@@ -48,6 +49,7 @@ class FederatedAlgorithm(Protocol):
         ...
 
 
+@runtime_checkable
 class AlgorithmOptions(Protocol):
     """What a user chooses; `bind` makes the algorithm for a model."""
 

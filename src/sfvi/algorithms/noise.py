@@ -16,6 +16,7 @@ from ..families import Local
 from ..model import SiloData
 
 Words = UInt32[Array, " n"]
+KeyWords = UInt32[Array, "*n"]
 
 
 def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indices, num_samples: int, dtype) -> Local:
@@ -52,7 +53,7 @@ def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indice
     return Local(own, units)
 
 
-def _encrypt(key: tuple[Words, Words], left: Words, right: Words) -> tuple[Words, Words]:
+def _encrypt(key: tuple[KeyWords, KeyWords], left: Words, right: Words) -> tuple[Words, Words]:
     """Threefry-2x32 of pairs of counter words, each with its own pair of key words."""
     first, second = jnp.split(threefry_2x32(key, jnp.concatenate([left, right])), 2)
     return first, second

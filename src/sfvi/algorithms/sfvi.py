@@ -22,6 +22,11 @@ from .noise import local_noise
 MAX_FULL = 200  # global dimensions up to which the default family has full covariance
 
 
+def slow_decay(step):
+    """The default step size, 0.02 / (1 + step / 1000)^0.75: large at first, and no end of the run has to be known."""
+    return 0.02 * (1.0 + step / 1000.0) ** -0.75
+
+
 class ServerState(NamedTuple):
     r"""$\eta_G$, $\theta$, the state of their optimizer, and the number of the next round."""
 
@@ -74,8 +79,8 @@ class SFVI:
     parameters, provided that the optimizers work elementwise (no clipping by a global norm).
 
     Args:
-        optimizer: Optax optimizer of $\eta_G$ and $\theta$ at the server. It sees the pair
-            `(family, theta)`.
+        optimizer: Optax optimizer of $\eta_G$ and $\theta$ at the server, by default Adam with step size `slow_decay`. It
+            sees the pair `(family, theta)`.
         local_optimizer: Optimizer of $\eta_L$ in the silos; the same as `optimizer` if None. In a minibatched
             plate every unit has its own state, so a schedule there counts the unit's own updates.
         global_family: $q(z_G)$: `families.mean_field()`, `full()` or `low_rank()`. By default full up to 200
@@ -87,7 +92,7 @@ class SFVI:
         init_scale: Initial standard deviation of every latent in unconstrained space.
     """
 
-    optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(1e-2))
+    optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(slow_decay))
     local_optimizer: optax.GradientTransformation | None = None
     global_family: Callable[..., AbstractGlobalFamily] | None = None
     local_family: Callable[..., Any] = dataclasses.field(default_factory=families.block)

@@ -137,10 +137,10 @@ def _equal(left, right):
 
 
 def _representatives(group: Sequence[SiloData]) -> list[SiloData]:
-    """The smallest, the largest and a middle one: enough to see whether a program treats its members alike."""
-    ordered = sorted(group, key=_volume)
-    chosen = {0, len(ordered) // 2, len(ordered) - 1}
-    return [ordered[i] for i in sorted(chosen)]
+    """The smallest, the largest and a middle one, in order: enough to see if a program treats its members alike."""
+    by_size = sorted(range(len(group)), key=lambda i: _volume(group[i]))
+    chosen = {by_size[0], by_size[len(group) // 2], by_size[-1]}
+    return [group[i] for i in sorted(chosen)]
 
 
 def _volume(silo):

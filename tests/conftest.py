@@ -1,0 +1,40 @@
+import os
+
+os.environ["JAX_ENABLE_X64"] = "1"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from jaxtyping import install_import_hook
+
+# Shapes and types are checked inside; the front door checks what users hand over by itself, in sentences.
+CHECKED = [
+    "sfvi._optim",
+    "sfvi.algorithms.local_params",
+    "sfvi.algorithms.noise",
+    "sfvi.archive",
+    "sfvi.convergence",
+    "sfvi.engines",
+    "sfvi.families.base",
+    "sfvi.families.gaussian",
+    "sfvi.families.low_rank",
+    "sfvi.families.structured",
+    "sfvi.families.triangular",
+    "sfvi.model.layout",
+    "sfvi.model.programs",
+    "sfvi.objectives",
+]
+with install_import_hook(CHECKED, "beartype.beartype"):
+    import sfvi  # noqa: F401
+
+import hypothesis
+import jax
+import pytest
+
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture
+def float32():
+    """Run a test in single precision."""
+    with jax.enable_x64(False):
+        yield
