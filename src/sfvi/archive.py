@@ -43,7 +43,7 @@ def write(path: str | os.PathLike, arrays: dict[str, Any], header: dict[str, Any
 def read(path: str | os.PathLike, *, kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read a file and check that it is whole and of the expected kind."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(arrays.pop(HEADER).tobytes())
     except FileNotFoundError:
@@ -65,7 +65,13 @@ def flatten(tree: Any, *, prefix: str) -> dict[str, Any]:
 
 
 def unflatten(template: Tree, arrays: dict[str, np.ndarray], *, prefix: str, path: Any) -> Tree:
-    """Fill a tree of known structure with the arrays of a file."""
+    """Fill a tree of known structure with the arrays of a file: with all of them, and exactly those."""
+    extra = {name for name in arrays if name.startswith(prefix)} - set(flatten(template, prefix=prefix))
+    if extra:
+        raise ArchiveError(
+            f"{str(path)!r} does not fit: it holds {min(extra)} too; it was made with another model, data, family or "
+            "optimizer."
+        )
 
     def fill(key_path, leaf):
         name = prefix + jax.tree_util.keystr(key_path)

@@ -137,14 +137,17 @@ def fit(
     """
     rule = _stopping_rule(until_converged)
     _check_options(silos, num_rounds, checkpoint_every, unit_ids)
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = _as_key(key)
+    algorithm = SFVI() if algorithm is None else algorithm
+    if not isinstance(algorithm, AlgorithmOptions):
+        raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...).")
     data = {
         name: model.silo_data(name, silos[name], unit_ids=None if unit_ids is None else unit_ids[name])
         for name in sorted(silos)
     }
     _check_ids(data)
     theta = model.initial_theta(key, data)
-    bound = (SFVI() if algorithm is None else algorithm).bind(model)
+    bound = algorithm.bind(model)
     batches = batching.plan(model, data, theta, merge=bound.additive)
     rounds = loop.build(bound, batches)
     state = rounds.init(key, theta)
@@ -188,6 +191,15 @@ def _raise_divergence(bound, key, data, batches, outcome, result):
         site=culprit.site,
         fit=result,
     )
+
+
+def _as_key(key):
+    if isinstance(key, int) and not isinstance(key, bool):
+        return jax.random.key(key)
+    dtype = getattr(key, "dtype", None)
+    if dtype is None:
+        raise OptionError(f"key is {key!r}; give jax.random.key(seed), or a whole number.")
+    return key if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
 def _stopping_rule(until_converged):
@@ -243,6 +255,6 @@ def _fingerprint(model, data, key, algorithm):
         "set of silos": ",".join(data),
         "data": contents.hexdigest(),
         "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
-        "algorithm": type(algorithm or SFVI()).__name__,
+        "algorithm": type(algorithm).__name__,
         "precision": str(jnp.result_type(float)),
     }

@@ -73,7 +73,7 @@ def silo_term(
     return log_p - data.sum_units(log_q)
 
 
-def freezer(estimator: Estimator) -> Callable[[Tree], Tree]:
+def freezer(estimator: str) -> Callable[[Tree], Tree]:
     r"""What the estimator does to the parameters inside $\log q$."""
     if estimator == "stl":
         return jax.lax.stop_gradient

@@ -79,7 +79,7 @@ class SFVI:
     parameters, provided that the optimizers work elementwise (no clipping by a global norm).
 
     Args:
-        optimizer: Optax optimizer of $\eta_G$ and $\theta$ at the server, by default Adam with step size `slow_decay`. It
+        optimizer: Optax optimizer of $\eta_G$ and $\theta$ at the server; by default Adam, step size `slow_decay`. It
             sees the pair `(family, theta)`.
         local_optimizer: Optimizer of $\eta_L$ in the silos; the same as `optimizer` if None. In a minibatched
             plate every unit has its own state, so a schedule there counts the unit's own updates.
@@ -103,6 +103,14 @@ class SFVI:
 
     def __post_init__(self):
         freezer(self.estimator)
+        for name in ("optimizer", "local_optimizer"):
+            chosen = getattr(self, name)
+            if not isinstance(chosen, optax.GradientTransformation | None):
+                raise OptionError(f"{name} is {chosen!r}; give an optax optimizer, like optax.adam(1e-2).")
+        for name, example in (("global_family", "full"), ("local_family", "block")):
+            chosen = getattr(self, name)
+            if not (callable(chosen) or (chosen is None and name == "global_family")):
+                raise OptionError(f"{name} is {chosen!r}; give what families.{example}() returns, or another family.")
         if self.num_samples < 1:
             raise OptionError(f"num_samples is {self.num_samples}; give at least 1.")
         if not self.init_scale > 0:

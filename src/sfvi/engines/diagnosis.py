@@ -62,6 +62,7 @@ def find_culprit(
 
 def _worst_site(terms_fn, point):
     """The first site with a value or a gradient that is not finite, else the one with the lowest value."""
+    terms_fn = jax.jit(terms_fn)  # not eagerly: NumPyro would refuse to evaluate what is wrong
     terms = terms_fn(point)
     totals = {site: float(jnp.sum(term)) for site, term in terms.items()}
     for site, value in totals.items():

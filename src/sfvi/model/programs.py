@@ -165,7 +165,7 @@ class SiloData(eqx.Module):
             if plate.name in self.sizes:
                 size = self.sizes[plate.name]
                 if plate.drawn < plate.size:
-                    weights[plate.name] = jnp.full(plate.drawn, size / plate.size)
+                    weights[plate.name] = jnp.full(plate.drawn, size.astype(float) / plate.size)
                 else:
                     weights[plate.name] = (jnp.arange(plate.size) < size).astype(float)
         return weights

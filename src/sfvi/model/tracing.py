@@ -109,6 +109,12 @@ def inspect(program: Callable, args: tuple, *, what: str) -> Structure:
     except ModelError:
         raise
     except Exception as error:
+        twice = re.search(r"`(.*)` duplicated", str(error))
+        if twice:
+            raise ModelError(
+                f"{what} has the site {twice[1]!r} twice, or the population program and it both have it; give one of "
+                "them another name."
+            ) from error
         raise ModelError(f"{what} fails when run: {type(error).__name__}: {error}") from error
     return found[0]
 

@@ -1,0 +1,59 @@
+"""What passes between server and silos."""
+
+import jax
+import jax.numpy as jnp
+
+from ..helpers import bind, gamma_data, gamma_model
+
+
+def shapes(tree):
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree.flatten_with_path(tree)[0]}
+
+
+def test_reply_and_broadcast_hold_only_shared_quantities():
+    """Their sizes depend on the global latents and theta, never on the units of the silo."""
+    sizes = []
+    for n in (3, 50):
+        algorithm, data, theta = bind(gamma_model(), {"a": gamma_data(n)})
+        server = algorithm.server_init(jax.random.key(0), theta)
+        broadcast = algorithm.broadcast(jax.random.key(0), server)
+        state = algorithm.silo_init(jax.random.key(1), data["a"])
+        _, reply, _ = jax.jit(algorithm.silo_step)(jax.random.key(1), state, broadcast, data["a"])
+        sizes.append((shapes(reply), shapes(broadcast)))
+    assert sizes[0] == sizes[1]
+    assert sizes[0][0] == {
+        ".family_gradient.loc": (3,),
+        ".family_gradient.log_scale": (3,),
+        ".family_gradient.lower": (3,),
+        ".theta_gradient['scale']": (),
+        ".theta_gradient['shift']": (),
+    }
+    assert set(sizes[0][1]) == {
+        ".family.loc",
+        ".family.log_scale",
+        ".family.lower",
+        ".theta['scale']",
+        ".theta['shift']",
+        ".key",
+        ".round",
+    }
+
+
+def test_default_global_family_depends_on_the_dimension():
+    import numpyro
+    import numpyro.distributions as dist
+
+    import sfvi
+
+    def model(size):
+        def population():
+            return numpyro.sample("w", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+
+        def silo(w, data):
+            numpyro.sample("y", dist.Normal(w.sum(), 1.0), obs=data["y"])
+
+        return sfvi.StructuredModel(population, silo)
+
+    for size, family in [(200, sfvi.families.FullGaussian), (201, sfvi.families.MeanFieldGaussian)]:
+        state = sfvi.SFVI().bind(model(size)).server_init(jax.random.key(0), {})
+        assert isinstance(state.family, family)
