@@ -1,5 +1,6 @@
 """Files: named arrays and a JSON header in one npz, written whole or not at all, read without pickle."""
 
+import glob
 import json
 import os
 import zipfile
@@ -24,6 +25,7 @@ def write(path: str | os.PathLike, arrays: dict[str, Any], header: dict[str, Any
     encoded = json.dumps({"format": FORMAT, **header}, sort_keys=True).encode()
     contents = {name: np.asarray(array) for name, array in arrays.items()}
     contents[HEADER] = np.frombuffer(encoded, np.uint8)
+    _sweep(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
@@ -38,6 +40,17 @@ def write(path: str | os.PathLike, arrays: dict[str, Any], header: dict[str, Any
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _sweep(path):
+    """Remove what processes that were killed while writing left behind."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        try:
+            os.kill(int(part.name.split(".")[-2]), 0)
+        except ProcessLookupError:
+            part.unlink(missing_ok=True)
+        except (PermissionError, ValueError):
+            continue  # another user's process, or not a name of ours
 
 
 def read(path: str | os.PathLike, *, kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

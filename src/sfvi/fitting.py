@@ -1,5 +1,6 @@
 """The front door: `sfvi.fit`."""
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -137,7 +138,7 @@ def fit(
     """
     rule = _stopping_rule(until_converged)
     _check_options(silos, num_rounds, checkpoint_every, unit_ids)
-    key = _as_key(key)
+    run_key = _as_key(key)
     algorithm = SFVI() if algorithm is None else algorithm
     if not isinstance(algorithm, AlgorithmOptions):
         raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...).")
@@ -146,20 +147,20 @@ def fit(
         for name in sorted(silos)
     }
     _check_ids(data)
-    theta = model.initial_theta(key, data)
+    theta = model.initial_theta(run_key, data)
     bound = algorithm.bind(model)
     batches = batching.plan(model, data, theta, merge=bound.additive)
     rounds = loop.build(bound, batches)
-    state = rounds.init(key, theta)
+    state = rounds.init(run_key, theta)
     saved = None
     if checkpoint is not None:
-        saved = Checkpoint(checkpoint, _fingerprint(model, data, key, algorithm), every=checkpoint_every)
+        saved = Checkpoint(checkpoint, _fingerprint(model, data, run_key, algorithm), every=checkpoint_every)
     outcome = in_process.run(
-        rounds, key, state, num_rounds, rule=rule, checkpoint=saved, callback=callback, progress=progress
+        rounds, run_key, state, num_rounds, rule=rule, checkpoint=saved, callback=callback, progress=progress
     )
     result = _result(model, data, batches, outcome)
     if outcome.failed_round is not None:
-        _raise_divergence(bound, key, data, batches, outcome, result)
+        _raise_divergence(bound, run_key, data, batches, outcome, result)
     return result
 
 
@@ -193,13 +194,12 @@ def _raise_divergence(bound, key, data, batches, outcome, result):
     )
 
 
-def _as_key(key):
+def _as_key(key: Any) -> Key:
+    if isinstance(key, jax.Array):
+        return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
     if isinstance(key, int) and not isinstance(key, bool):
         return jax.random.key(key)
-    dtype = getattr(key, "dtype", None)
-    if dtype is None:
-        raise OptionError(f"key is {key!r}; give jax.random.key(seed), or a whole number.")
-    return key if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+    raise OptionError(f"key is {key!r}; give jax.random.key(seed), or a whole number.")
 
 
 def _stopping_rule(until_converged):
@@ -226,19 +226,26 @@ def _check_options(silos, num_rounds, checkpoint_every, unit_ids):
 
 
 def _check_ids(data):
-    """No unit, and no silo's word, may occur twice: their noise would be the same."""
-    seen: dict = {}
-    for name, silo in data.items():
-        claims = {"the silo": np.asarray(silo.ids.silo).T}
-        claims |= {f"plate {p!r}": np.asarray(ids).T for p, ids in silo.ids.units.items()}
-        for what, pairs in claims.items():
-            for pair in map(tuple, pairs.tolist()):
-                other = seen.setdefault((what, pair), name)
-                if other != name:
-                    raise OptionError(
-                        f"Silos {other!r} and {name!r} share an id ({what}, id {pair[1]}); ids must be unique, or "
-                        "rename one of the silos."
-                    )
+    """No unit, and no silo, may stand twice under the same words: their noise would be the same."""
+    claims: dict[str, list] = {}
+    for position, silo in enumerate(data.values()):
+        parts = {"the silo": silo.ids.silo} | {f"plate {p!r}": ids for p, ids in silo.ids.units.items()}
+        for what, ids in parts.items():
+            words = np.asarray(ids).astype(np.uint64)
+            claims.setdefault(what, []).append((words[0] << np.uint64(32) | words[1], position))
+    names = list(data)
+    for what, parts in claims.items():
+        words = np.concatenate([words for words, _ in parts])
+        owners = np.concatenate([np.full(len(words), position) for words, position in parts])
+        order = np.argsort(words, kind="stable")
+        again = np.flatnonzero(words[order][1:] == words[order][:-1])
+        if len(again):
+            first, second = (names[owners[order[again[0] + step]]] for step in (0, 1))
+            unit = words[order[again[0]]] & np.uint64(0xFFFFFFFF)
+            raise OptionError(
+                f"Silos {first!r} and {second!r} share an id ({what}, id {unit}); ids must be unique, or rename one of "
+                "the silos."
+            )
 
 
 def _fingerprint(model, data, key, algorithm):
@@ -255,6 +262,16 @@ def _fingerprint(model, data, key, algorithm):
         "set of silos": ",".join(data),
         "data": contents.hexdigest(),
         "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
-        "algorithm": type(algorithm).__name__,
+        "algorithm or option of it": _describe_options(algorithm),
         "precision": str(jnp.result_type(float)),
     }
+
+
+def _describe_options(algorithm):
+    """The algorithm and those of its options that have a plain value; functions cannot be compared."""
+    plain = {
+        field.name: getattr(algorithm, field.name)
+        for field in dataclasses.fields(algorithm)
+        if isinstance(getattr(algorithm, field.name), int | float | str)
+    }
+    return f"{type(algorithm).__name__}({plain})"

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._types import Theta
+from ..errors import ModelError
 from ..families import Local, StructuredLocal
 from ..model import SiloData, StructuredModel
 from .exactness import same_density
@@ -152,7 +153,9 @@ def _concatenate(model, names, group, axes) -> SiloData | None:
         name: group[0].values[name] if axis is None else jnp.concatenate([silo.values[name] for silo in group], axis)
         for name, axis in axes.items()
     }
-    program = model.at_shapes(names[0], group[0], values)
+    program = _try_shapes(model, names[0], group[0], values)
+    if program is None:
+        return None
     expected = {p: sum(unit_counts(silo)[p] for silo in group) for p in unit_counts(group[0])}
     if {plate.name: plate.size for plate in program.layout.plates} != expected:
         return None
@@ -215,7 +218,9 @@ def _padded(model, names, group, theta) -> list[SiloData] | None:
         {n: _pad(leaf, {a: axes[n, a] for a in range(leaf.ndim) if (n, a) in axes}) for n, leaf in silo.values.items()}
         for silo in group
     ]
-    program = model.at_shapes(names[0], group[0], values[0])
+    program = _try_shapes(model, names[0], group[0], values[0])
+    if program is None:
+        return None
     padded = [
         SiloData(
             value,
@@ -228,6 +233,13 @@ def _padded(model, names, group, theta) -> list[SiloData] | None:
     few = {id(silo) for silo in _representatives(group)}
     pairs = [(silo, pad) for silo, pad in zip(group, padded, strict=True) if id(silo) in few]
     return padded if all(same_density([silo], [pad], theta) for silo, pad in pairs) else None
+
+
+def _try_shapes(model, name, silo, values):
+    try:
+        return model.at_shapes(name, silo, values)
+    except ModelError:  # the program does not run at these sizes
+        return None
 
 
 def _pad(leaf, sizes):
