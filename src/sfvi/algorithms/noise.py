@@ -32,25 +32,38 @@ def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indice
     """
     layout = data.program.layout
 
-    def draw(part, units, block):
-        words = jax.random.bits(jax.random.fold_in(key, part), (2,), jnp.uint32)
-        unit_key = _encrypt((words[0], words[1]), units[0], units[1])
-        # One long axis: XLA's CPU loops are vectorized over the last axis only.
-        shape = (num_samples * block, units.shape[1])
-        lanes = jnp.broadcast_to(jnp.arange(shape[0], dtype=jnp.uint32)[:, None], shape).ravel()
-        rounds = jnp.full_like(lanes, round)
-        first, second = (jnp.broadcast_to(word, shape).ravel() for word in unit_key)
-        drawn = _normal(*_encrypt((first, second), rounds, lanes), dtype)
-        return drawn.reshape(num_samples, block, -1)
+    def draw(part, ids, block):
+        lanes, size = num_samples * block, ids.shape[1]
+        words = jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, part), round), (2, lanes), jnp.uint32)
+        if lanes == 1:  # the same key for all: half the work
+            encrypted = _encrypt((words[0, 0], words[1, 0]), ids[0], ids[1])
+        else:
+            # One long axis: XLA's CPU loops are vectorized over the last axis only.
+            lane_key = (jnp.repeat(words[0], size), jnp.repeat(words[1], size))
+            encrypted = _encrypt(lane_key, jnp.tile(ids[0], lanes), jnp.tile(ids[1], lanes))
+        return _normal(*encrypted, dtype).reshape(num_samples, block, -1)
 
-    own = draw(0, data.ids.silo, layout.own.size) if layout.own.size else None
-    units = {}
-    for part, group in enumerate(layout.groups, start=1):
-        plate = group.plate.name
-        ids = data.ids.units[plate]
-        drawn = ids[:, indices[plate]] if plate in indices else ids
-        units[plate] = draw(part, drawn, group.block)
-    return Local(own, units)
+    def draw_all():
+        own = draw(0, data.ids.silo, layout.own.size) if layout.own.size else None
+        units = {}
+        for part, group in enumerate(layout.groups, start=1):
+            plate = group.plate.name
+            ids = data.ids.units[plate]
+            drawn = ids[:, indices[plate]] if plate in indices else ids
+            units[plate] = draw(part, drawn, group.block)
+        return Local(own, units)
+
+    return _materialized(round, draw_all)
+
+
+def _materialized(round, make):
+    """Keep the noise in memory.
+
+    Otherwise XLA's CPU compiler computes `erf_inv` again in every fusion that uses the noise, about twenty times a
+    round; it cannot look into a branch, and optimization barriers are gone before it fuses.
+    """
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make))
+    return jax.lax.cond(round >= 0, make, lambda: zeros)
 
 
 def _encrypt(key: tuple[KeyWords, KeyWords], left: Words, right: Words) -> tuple[Words, Words]:
