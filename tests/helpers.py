@@ -166,11 +166,9 @@ def run_batched(model, algorithm, data, theta, key, num_rounds, *, merge):
         size = min(loop.MAX_CHUNK, num_rounds - done)
         state = rounds.run(key, state, jnp.asarray(size)).state
         done += size
-    families_ = {
-        name: batching.local_family(batch, silo.family, index)
-        for batch, silo in zip(batches, state.silos, strict=True)
-        for index, name in enumerate(batch.names)
-    }
+    families_ = {}
+    for batch, silo in zip(batches, state.silos, strict=True):
+        families_ |= batching.local_families(batch, silo.family)
     return state.server, families_, batches
 
 

@@ -69,7 +69,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_pickles_are_not_read(tmp_path):
     np.savez(tmp_path / "evil.npz", a=np.array([{"code": 1}], dtype=object))
-    with pytest.raises(sfvi.ArchiveError, match="damaged or not an sfvi file"):
+    with pytest.raises(sfvi.ArchiveError, match="damaged, or not a file that sfvi wrote"):
         archive.read(tmp_path / "evil.npz", kind="test")
 
 

@@ -94,6 +94,13 @@ def test_arviz_has_dims_and_coords(fit):
     assert list(local["patients"].values) == COORDS["patients"]
 
 
+def test_keys_may_be_numbers_or_left_out(fit):
+    assert np.array_equal(fit.posterior.sample()["sigma"], fit.posterior.sample(0, 1000)["sigma"])
+    assert np.array_equal(fit.silo("south").sample(3, 5)["r"], fit.silo("south").sample(jax.random.key(3), 5)["r"])
+    assert repr(fit.silo("south")) == "<SiloPosterior of 'south'>"
+    assert repr(fit.posterior) == "<GlobalPosterior of beta, sigma: FullGaussian>"
+
+
 def test_theta_is_returned_in_its_own_structure(fit):
     assert fit.theta["shift"]["a"].shape == (2,)
     assert fit.theta["shift"]["b"].shape == ()
@@ -140,6 +147,10 @@ def test_files_of_another_model_or_shape_are_refused(fit, tmp_path):
         sfvi.GlobalPosterior.load(tmp_path / "global.npz", sfvi.StructuredModel(other, silo))
     with pytest.raises(sfvi.ArchiveError, match="other data shapes"):
         sfvi.SiloPosterior.load(tmp_path / "silos" / "south.npz", make_model(), silo_data(5, 1))
+    with pytest.raises(sfvi.ArchiveError, match="other data than those given for silo 'south'"):
+        sfvi.load(tmp_path, make_model(), {"south": silo_data(4, 2)})
+    with pytest.raises(sfvi.ArchiveError, match="takes the folder"):
+        sfvi.load(tmp_path / "global.npz", make_model(), SILOS)
     with pytest.raises(sfvi.ArchiveError, match="expected a 'silo posterior'"):
         sfvi.SiloPosterior.load(tmp_path / "global.npz", make_model(), SILOS["south"])
     with pytest.raises(sfvi.OptionError, match="no silo 'west'"):

@@ -62,7 +62,7 @@ def read(path: str | os.PathLike, *, kind: str) -> tuple[dict[str, np.ndarray], 
     except FileNotFoundError:
         raise ArchiveError(f"There is no file {str(path)!r}.") from None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zipfile.error) as error:
-        raise ArchiveError(f"{str(path)!r} is damaged or not an sfvi file: {error}") from error
+        raise ArchiveError(f"{str(path)!r} is damaged, or not a file that sfvi wrote.") from error
     if header.get("format") != FORMAT or header.get("kind") != kind:
         raise ArchiveError(
             f"{str(path)!r} holds a {header.get('kind')!r} of format {header.get('format')}; "

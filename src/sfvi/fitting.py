@@ -3,16 +3,19 @@
 import dataclasses
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import archive
+from ._random import as_key
 from ._types import Key, Theta
 from .algorithms import SFVI, AlgorithmOptions
 from .convergence import Check, Convergence, StoppingRule
@@ -20,7 +23,7 @@ from .engines import batching, in_process, loop
 from .engines.checkpoint import Checkpoint
 from .engines.diagnosis import find_culprit
 from .engines.progress import RunProgress
-from .errors import DataError, DivergenceError, OptionError
+from .errors import ArchiveError, DataError, DivergenceError, OptionError
 from .model import StructuredModel
 from .posterior import GlobalPosterior, SiloPosterior
 
@@ -50,6 +53,11 @@ class Fit:
         self.elbo = elbo
         self.convergence = convergence
         self.seconds = seconds
+
+    def __repr__(self) -> str:
+        level = f", ELBO {self.elbo[-100:].mean():,.2f}" if len(self.elbo) else ""
+        verdict = "" if self.convergence is None else f"; {self.convergence.verdict}"
+        return f"<Fit: {len(self._silos)} silos, {len(self.elbo)} rounds{level}{verdict}>"
 
     @property
     def theta(self) -> Theta:
@@ -90,6 +98,11 @@ def load(folder: str | os.PathLike, model: StructuredModel, silos: Mapping[str, 
         silos: Data of the silos to load; some or all of those fitted.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise ArchiveError(
+            f"{str(folder)!r} is a file; sfvi.load takes the folder that Fit.save wrote. A single file is read by "
+            "GlobalPosterior.load or SiloPosterior.load."
+        )
     posterior = GlobalPosterior.load(folder / "global.npz", model)
     arrays, header = archive.read(folder / "fit.npz", kind=FIT_KIND)
     loaded = {
@@ -138,9 +151,9 @@ def fit(
     """
     rule = _stopping_rule(until_converged)
     _check_options(silos, num_rounds, checkpoint_every, unit_ids)
-    run_key = _as_key(key)
+    run_key = as_key(key)
     algorithm = SFVI() if algorithm is None else algorithm
-    if not isinstance(algorithm, AlgorithmOptions):
+    if isinstance(algorithm, type) or not isinstance(algorithm, AlgorithmOptions):
         raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...).")
     data = {
         name: model.silo_data(name, silos[name], unit_ids=None if unit_ids is None else unit_ids[name])
@@ -150,6 +163,7 @@ def fit(
     theta = model.initial_theta(run_key, data)
     bound = algorithm.bind(model)
     batches = batching.plan(model, data, theta, merge=bound.additive)
+    _check_support(theta, data, batches)
     rounds = loop.build(bound, batches)
     state = rounds.init(run_key, theta)
     saved = None
@@ -159,6 +173,8 @@ def fit(
         rounds, run_key, state, num_rounds, rule=rule, checkpoint=saved, callback=callback, progress=progress
     )
     result = _result(model, data, batches, outcome)
+    if outcome.convergence is not None and not outcome.convergence.converged and outcome.failed_round is None:
+        warnings.warn(f"{outcome.convergence.verdict} Raise num_rounds.", stacklevel=2)
     if outcome.failed_round is not None:
         _raise_divergence(bound, run_key, data, batches, outcome, result)
     return result
@@ -167,21 +183,18 @@ def fit(
 def _result(model, data, batches, outcome) -> Fit:
     server = outcome.state.server
     shared = GlobalPosterior(model, server.family, server.theta)
-    families = {
-        name: batching.local_family(batch, state.family, index)
-        for batch, state in zip(batches, outcome.state.silos, strict=True)
-        for index, name in enumerate(batch.names)
-    }
+    families = {}
+    for batch, state in zip(batches, outcome.state.silos, strict=True):
+        families |= batching.local_families(batch, state.family)
     silos = {name: SiloPosterior(name, shared, families[name], data[name]) for name in data}
     return Fit(shared, silos, outcome.history.elbo, outcome.convergence, outcome.seconds)
 
 
 def _raise_divergence(bound, key, data, batches, outcome, result):
-    states = {
-        name: state._replace(family=batching.local_family(batch, state.family, index))
-        for batch, state in zip(batches, outcome.state.silos, strict=True)
-        for index, name in enumerate(batch.names)
-    }
+    states = {}
+    for batch, state in zip(batches, outcome.state.silos, strict=True):
+        families = batching.local_families(batch, state.family)
+        states |= {name: state._replace(family=family) for name, family in families.items()}
     culprit = find_culprit(bound, loop.keys(key), outcome.state.server, states, data)
     where = "at the server" if culprit.silo is None else f"in silo {culprit.silo!r}"
     raise DivergenceError(
@@ -192,14 +205,6 @@ def _raise_divergence(bound, key, data, batches, outcome, result):
         site=culprit.site,
         fit=result,
     )
-
-
-def _as_key(key: Any) -> Key:
-    if isinstance(key, jax.Array):
-        return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
-    if isinstance(key, int) and not isinstance(key, bool):
-        return jax.random.key(key)
-    raise OptionError(f"key is {key!r}; give jax.random.key(seed), or a whole number.")
 
 
 def _stopping_rule(until_converged):
@@ -223,6 +228,26 @@ def _check_options(silos, num_rounds, checkpoint_every, unit_ids):
     if unit_ids is not None and set(unit_ids) != set(silos):
         odd = sorted(set(unit_ids) ^ set(silos))
         raise OptionError(f"unit_ids and silos do not name the same silos; check {odd}.")
+
+
+def _check_support(theta, data, batches):
+    """Refuse observations that their distribution cannot produce; silo by silo only if a batch has any."""
+
+    @eqx.filter_jit
+    def count(silo):
+        return silo.program.violations(theta, silo)
+
+    for batch in batches:
+        found = eqx.filter_vmap(count)(batch.data) if batch.stacked else count(batch.data)
+        if not any(bool(jnp.any(number > 0)) for number in found.values()):
+            continue
+        for name in batch.names:
+            for site, number in count(data[name]).items():
+                if number > 0:
+                    raise DataError(
+                        f"Silo {name!r}: the observed site {site!r} has {int(number)} values that its distribution "
+                        "cannot produce; check the coding of the data, or choose another distribution."
+                    )
 
 
 def _check_ids(data):
@@ -252,15 +277,11 @@ def _fingerprint(model, data, key, algorithm):
     """What a run is: model, silos, data, key and options, each hashed."""
     programs = {silo.program: silo for silo in data.values()}
     prints = sorted(program.fingerprint(silo) for program, silo in programs.items())
-    contents = hashlib.sha256()
-    for name, silo in data.items():
-        contents.update(name.encode())
-        for leaf, value in silo.values.items():
-            contents.update(leaf.encode() + np.asarray(value).tobytes())
+    contents = hashlib.sha256("".join(silo.fingerprint() for silo in data.values()).encode())
     return {
         "model": "".join([model.population.fingerprint(), *prints]),
         "set of silos": ",".join(data),
-        "data": contents.hexdigest(),
+        "data set": contents.hexdigest(),
         "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
         "algorithm or option of it": _describe_options(algorithm),
         "precision": str(jnp.result_type(float)),

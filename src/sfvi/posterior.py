@@ -13,6 +13,7 @@ import pandas as pd
 from jaxtyping import Array
 
 from . import archive
+from ._random import as_key
 from ._types import Key, Theta
 from .errors import ArchiveError
 from .families import (
@@ -49,12 +50,16 @@ class GlobalPosterior:
         self.family = family
         self.free_theta = theta
 
+    def __repr__(self) -> str:
+        sites = ", ".join(site.name for site in self.model.population.layout.sites)
+        return f"<GlobalPosterior of {sites}: {type(self.family).__name__}>"
+
     @property
     def theta(self) -> Theta:
         r"""The fitted $\theta$ in the model's own space."""
         return self.model.constrain_theta(self.free_theta)
 
-    def sample(self, key: Key, num_samples: int = 1000) -> Draws:
+    def sample(self, key: Key | int = 0, num_samples: int = 1000) -> Draws:
         """Draw global latents and deterministic sites; draws are on the first axis."""
         population = self.model.population
 
@@ -62,19 +67,20 @@ class GlobalPosterior:
         def draw(family, theta, noise):
             return population.outputs(family.sample(noise), theta)
 
-        noise = jax.random.normal(key, (num_samples, self.family.noise_size), self.family.center.dtype)
+        shape, dtype = (num_samples, self.family.noise_size), self.family.center.dtype
+        noise = jax.random.normal(as_key(key), shape, dtype)
         return jax.vmap(draw, (None, None, 0))(self.family, self.free_theta, noise)
 
     def summary(
-        self, *, num_samples: int = 10_000, quantiles: Sequence[float] = QUANTILES, key: Key | None = None
+        self, *, num_samples: int = 10_000, quantiles: Sequence[float] = QUANTILES, key: Key | int = 0
     ) -> pd.DataFrame:
         """Mean, sd and quantiles of every coordinate, from draws; a row is named `beta[smoke]`."""
-        draws = self.sample(_default(key), num_samples)
+        draws = self.sample(key, num_samples)
         return _summarize(draws, self._dims(draws), self.model.coords, quantiles)
 
-    def to_arviz(self, *, num_samples: int = 1000, key: Key | None = None) -> "arviz.InferenceData":
+    def to_arviz(self, *, num_samples: int = 1000, key: Key | int = 0) -> "arviz.InferenceData":
         """Export draws as one chain of the `posterior` group."""
-        draws = self.sample(_default(key), num_samples)
+        draws = self.sample(key, num_samples)
         return _inference_data(draws, self._dims(draws), self.model.coords)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -130,9 +136,12 @@ class SiloPosterior:
         self.family = family
         self.data = data
 
-    def sample(self, key: Key, num_samples: int = 1000) -> Draws:
+    def __repr__(self) -> str:
+        return f"<SiloPosterior of {self.name!r}>"
+
+    def sample(self, key: Key | int = 0, num_samples: int = 1000) -> Draws:
         """Draw the silo's latents and deterministic sites together with the global ones they go with."""
-        global_key, local_key = jax.random.split(key)
+        global_key, local_key = jax.random.split(as_key(key))
         shared, dtype = self.shared, self.shared.family.center.dtype
         noise = jax.random.normal(global_key, (num_samples, shared.family.noise_size), dtype)
         template = Local(
@@ -158,24 +167,24 @@ class SiloPosterior:
         return draw(shared.family, shared.free_theta, self.family, self.data, noise, local_noise)
 
     def summary(
-        self, *, num_samples: int = 2000, quantiles: Sequence[float] = QUANTILES, key: Key | None = None
+        self, *, num_samples: int = 2000, quantiles: Sequence[float] = QUANTILES, key: Key | int = 0
     ) -> pd.DataFrame:
         """Mean, sd and quantiles of every coordinate of the silo's own sites, from draws."""
-        draws = self.sample(_default(key), num_samples)
+        draws = self.sample(key, num_samples)
         own = {name: draws[name] for name in self._own_dims()}
         return _summarize(own, self._dims(own), self.shared.model.coords, quantiles)
 
-    def to_arviz(self, *, num_samples: int = 1000, key: Key | None = None) -> "arviz.InferenceData":
+    def to_arviz(self, *, num_samples: int = 1000, key: Key | int = 0) -> "arviz.InferenceData":
         """Export draws, local and global, as one chain of the `posterior` group."""
-        draws = self.sample(_default(key), num_samples)
+        draws = self.sample(key, num_samples)
         return _inference_data(draws, self._dims(draws), self.shared.model.coords)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write this silo's posterior, and the global one, but no other silo's and no data."""
         arrays, header = self.shared._contents()
         arrays |= archive.flatten(self.family, prefix="local")
-        fingerprint = self.data.program.fingerprint(self.data)
-        archive.write(path, arrays, {"kind": SILO_KIND, "silo": self.name, "program": fingerprint, **header})
+        header |= {"program": self.data.program.fingerprint(self.data), "data": self.data.fingerprint()}
+        archive.write(path, arrays, {"kind": SILO_KIND, "silo": self.name, **header})
 
     @classmethod
     def load(cls, path: str | os.PathLike, model: StructuredModel, data: Any) -> "SiloPosterior":
@@ -188,6 +197,8 @@ class SiloPosterior:
                 f"{str(path)!r} was made with another silo program or other data shapes than those given for "
                 f"silo {header['silo']!r}."
             )
+        if header["data"] != silo.fingerprint():
+            raise ArchiveError(f"{str(path)!r} was made with other data than those given for silo {header['silo']!r}.")
         return cls(header["silo"], shared, _read_local(arrays), silo)
 
     def _own_dims(self):
@@ -202,10 +213,6 @@ class SiloPosterior:
         model = self.shared.model
         known = model.population.dims(self.shared.free_theta) | self._own_dims()
         return _name_dims(draws, known, model.dims)
-
-
-def _default(key):
-    return jax.random.key(0) if key is None else key
 
 
 def _name_dims(draws, from_plates, from_user):

@@ -44,6 +44,7 @@ def test_order_of_silos_does_not_matter():
     exactly_equal(one, two)
 
 
+@pytest.mark.filterwarnings("ignore:Not converged")
 def test_each_step_is_traced_once(monkeypatch):
     """However many rounds and calls of the compiled loop: one trace."""
     traces = []
@@ -73,6 +74,12 @@ def test_progress_is_reported_and_silent_off_the_terminal(capfd):
     assert captured.out == captured.err == ""
 
 
+def test_a_run_that_did_not_converge_says_so():
+    with pytest.warns(UserWarning, match="Not converged after 1500 rounds.*Raise num_rounds"):
+        fit = sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=1500, until_converged=True)
+    assert "Not converged" in repr(fit)
+
+
 def test_single_precision_runs_everywhere(float32):
     fit = sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=100)
     floats = [leaf for leaf in jax.tree.leaves(states(fit)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -85,6 +92,12 @@ class TestCheckpoint:
         sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=40, checkpoint=file)
         continued = sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=100, checkpoint=file)
         exactly_equal(continued, sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=100))
+
+    def test_fewer_rounds_than_were_done_are_refused(self, tmp_path):
+        run = {"silos": SILOS, "key": 0, "checkpoint": tmp_path / "run.npz"}
+        sfvi.fit(gamma_model(), num_rounds=12, **run)
+        with pytest.raises(sfvi.OptionError, match=r"num_rounds is 5, but the checkpoint .* has 12 rounds"):
+            sfvi.fit(gamma_model(), num_rounds=5, **run)
 
     def test_an_interrupted_run_is_saved(self, tmp_path):
         file = tmp_path / "run.npz"
@@ -99,6 +112,7 @@ class TestCheckpoint:
         sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=100_000 // 10, checkpoint=file, callback=first.append)
         assert first[0].round > 100
 
+    @pytest.mark.filterwarnings("ignore:No check was made")
     def test_the_stopping_rule_resumes_with_its_evidence(self, tmp_path):
         rule = sfvi.StoppingRule(check_every=50, min_rounds=300, drift=1.0, tolerance=10.0, patience=2)
         whole = sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=3000, until_converged=rule)
@@ -113,7 +127,7 @@ class TestCheckpoint:
         ("change", "item"),
         [
             ({"key": 1}, "key"),
-            ({"silos": {"a": SILOS["a"], "b": gamma_data(5, seed=3)}}, "data"),
+            ({"silos": {"a": SILOS["a"], "b": gamma_data(5, seed=3)}}, "data set"),
             ({"silos": {"a": SILOS["a"], "c": SILOS["b"]}}, "set of silos"),
         ],
     )

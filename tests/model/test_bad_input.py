@@ -118,6 +118,7 @@ DATA = [
     ({"north": {"y": np.zeros(0)}}, r"Silo 'north' is empty: data\['y'\]"),
     ({"north": {"y": np.array(["a", "b"])}}, r"Silo 'north': data\['y'\] has type"),
     ({"north": {}}, r"Silo 'north' has no arrays"),
+    ({"north": GOOD, "south": {"y": np.array([1.0, np.inf])}}, r"Silo 'south': the observed site 'y' has 1 values"),
     ({}, r"at least one silo"),
     ([GOOD], r"mapping from silo name"),
     ({7: GOOD}, r"named 7"),
@@ -149,6 +150,7 @@ OPTIONS = [
     ({"unit_ids": {"north": {"wards": [1, 2, 3]}}}, r"name the plates \['wards'\]"),
     ({"key": "zero"}, "key is 'zero'"),
     ({"algorithm": "sfvi"}, "algorithm is 'sfvi'"),
+    ({"algorithm": sfvi.SFVI}, r"give sfvi.SFVI\(...\)"),
 ]
 
 
@@ -169,6 +171,8 @@ ALGORITHM = [
     ({"num_samples": 0}, "num_samples is 0"),
     ({"init_scale": 0.0}, "init_scale is 0.0"),
     ({"global_family": "full"}, "global_family is 'full'.*families.full"),
+    ({"global_family": sfvi.families.full}, r"give what families.full\(\) returns"),
+    ({"local_family": sfvi.families.block}, r"give what families.block\(\) returns"),
     ({"local_family": "block"}, "local_family is 'block'.*families.block"),
     ({"optimizer": 0.01}, "optimizer is 0.01.*optax"),
     ({"local_optimizer": "adam"}, "local_optimizer is 'adam'.*optax"),
@@ -198,8 +202,9 @@ def test_stopping_rule_options():
 def test_lists_and_frames_are_taken_as_arrays():
     import pandas as pd
 
-    result = fit_quietly({"a": {"y": [0.0, 1.0, 2.0]}, "b": {"y": pd.Series([1.0, 2.0])}})
-    assert result.silo_names == ["a", "b"]
+    frame = pd.DataFrame({"y": [1.0, 2.0], "unused": [1, 2]})
+    result = fit_quietly({"a": {"y": [0.0, 1.0, 2.0]}, "b": {"y": pd.Series([1.0, 2.0])}, "c": frame})
+    assert result.silo_names == ["a", "b", "c"]
 
 
 def fit_quietly(silos):

@@ -254,6 +254,15 @@ class TestMinibatches:
         assert abs(mean[0] - y.sum() / 1.25 / precision) < 0.15 / np.sqrt(precision)
         assert abs(sd[0] * np.sqrt(precision) - 1) < 0.1
 
+    def test_a_silo_smaller_than_the_minibatch_takes_part_with_all_it_has(self):
+        model = sfvi.StructuredModel(self.population, self.program)
+        silo = model.silo_data("a", {"y": np.arange(1.0)})
+        assert not silo.program.layout.subsampled
+        z, b = jnp.asarray([0.3]), jnp.asarray([[0.2]])
+        expected = dist.Normal(0.3, 1.0).log_prob(0.2) + dist.Normal(0.2, 0.5).log_prob(0.0)
+        actual = silo.program.log_prob(z, Local(None, {"units": b}), {}, silo, {})
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
     def test_rows_without_latents_can_be_subsampled(self):
         def program(mu, data):
             with numpyro.plate("rows", data["y"].shape[0], subsample_size=3) as chosen:

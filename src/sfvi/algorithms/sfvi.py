@@ -109,7 +109,8 @@ class SFVI:
                 raise OptionError(f"{name} is {chosen!r}; give an optax optimizer, like optax.adam(1e-2).")
         for name, example in (("global_family", "full"), ("local_family", "block")):
             chosen = getattr(self, name)
-            if not (callable(chosen) or (chosen is None and name == "global_family")):
+            uncalled = chosen in (families.full, families.mean_field, families.low_rank, families.block)
+            if uncalled or not (callable(chosen) or (chosen is None and name == "global_family")):
                 raise OptionError(f"{name} is {chosen!r}; give what families.{example}() returns, or another family.")
         if self.num_samples < 1:
             raise OptionError(f"num_samples is {self.num_samples}; give at least 1.")

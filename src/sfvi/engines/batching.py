@@ -70,20 +70,20 @@ def unit_counts(silo: SiloData) -> dict[str, int]:
     return {plate.name: plate.size for plate in silo.program.layout.plates}
 
 
-def local_family(batch: Batch, family: StructuredLocal, index: int) -> StructuredLocal:
-    """Take one silo's part of a batch's local family, without padding."""
-    sizes = batch.sizes[index]
-    if batch.stacked:
-        family = jax.tree.map(lambda leaf: leaf[index], family)
-        start = dict.fromkeys(sizes, 0)
-    else:
-        start = {plate: sum(s[plate] for s in batch.sizes[:index]) for plate in sizes}
-
-    def cut(plate, block):
-        window = slice(start[plate], start[plate] + sizes[plate])
-        return jax.tree.map(lambda leaf: leaf[..., window], block)
-
-    return StructuredLocal(family.silo, {p: cut(p, block) for p, block in family.units.items()})
+def local_families(batch: Batch, family: StructuredLocal) -> dict[str, StructuredLocal]:
+    """Cut a batch's local family into those of its silos, without padding."""
+    host = jax.tree.map(np.asarray, family)  # slices of NumPy arrays need no compilation
+    families, start = {}, dict.fromkeys(host.units, 0)
+    for index, (name, sizes) in enumerate(zip(batch.names, batch.sizes, strict=True)):
+        one = jax.tree.map(lambda leaf, i=index: leaf[i], host) if batch.stacked else host
+        units = {}
+        for plate, block in one.units.items():
+            window = slice(start[plate], start[plate] + sizes[plate])
+            units[plate] = jax.tree.map(lambda leaf, w=window: jnp.asarray(leaf[..., w]), block)
+            if not batch.stacked:
+                start[plate] += sizes[plate]
+        families[name] = StructuredLocal(jax.tree.map(jnp.asarray, one.silo), units)
+    return families
 
 
 def _by_program(silos):

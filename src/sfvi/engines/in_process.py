@@ -10,6 +10,7 @@ import numpy as np
 
 from .._types import Key
 from ..convergence import Check, Convergence, StoppingRule
+from ..errors import OptionError
 from .checkpoint import Checkpoint
 from .loop import MAX_CHUNK, Loop, State
 from .progress import ProgressBar, RunProgress
@@ -86,11 +87,16 @@ class _Driver:
         history = History(np.zeros(0), *marginals)
         if checkpoint is not None:
             state, history = checkpoint.resume(state, history)
+            if len(history.elbo) > num_rounds:
+                raise OptionError(
+                    f"num_rounds is {num_rounds}, but the checkpoint {str(checkpoint.path)!r} has {len(history.elbo)} "
+                    "rounds already; give at least as many, or a new checkpoint file."
+                )
         self.loop, self.key, self.state, self.history = loop, key, state, history
         self.num_rounds, self.rule, self.checkpoint = num_rounds, rule, checkpoint
         self.checks: list[Check] = []
         self.failed_round: int | None = None
-        self.rate, self.seconds = None, 0.0
+        self.compiled, self.rate, self.seconds = False, None, 0.0
         self._replay_checks()
 
     @property
@@ -115,9 +121,10 @@ class _Driver:
         if self._broken(elbo, chunk.state):
             self._stop_at_last_good(len(elbo))
             return
-        if self.rate is not None:  # the first call compiles
+        if self.compiled:
             self.seconds += spent
-        self.rate = len(elbo) / spent if self.rate is None or spent > 0 else self.rate
+            self.rate = len(elbo) / max(spent, 1e-6)
+        self.compiled = True
         self._accept(chunk.state, elbo)
         if self.checkpoint is not None:
             self.checkpoint.save_if_due(self.state, self.history)

@@ -15,8 +15,8 @@ class RunProgress(NamedTuple):
         round: Rounds done.
         num_rounds: Rounds asked for.
         elbo: Mean ELBO estimate of the latest rounds.
-        rounds_per_second: Rate, compilation left out.
-        seconds_left: Estimate at that rate.
+        rounds_per_second: Rate of the latest rounds; 0 after the first call, which compiles.
+        seconds_left: Estimate at that rate; NaN while there is none.
     """
 
     round: int
@@ -57,5 +57,6 @@ class ProgressBar:
     def update(self, progress: RunProgress) -> None:
         """Show where the run stands."""
         if self._bar is not None:
-            text = f"{progress.rounds_per_second:,.0f}/s  ELBO {progress.elbo:,.2f}"
+            rate = f"{progress.rounds_per_second:,.0f}/s" if progress.rounds_per_second else "compiled"
+            text = f"{rate}  ELBO {progress.elbo:,.2f}"
             self._bar.update(self._task, completed=progress.round, text=text)

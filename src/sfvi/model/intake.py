@@ -19,11 +19,13 @@ def array_leaves(name: str, data: Any):
 
     Args:
         name: The silo's name.
-        data: A tree whose leaves are arrays (anything with `__array__`, lists of numbers) or constants.
+        data: A data frame, or a tree whose leaves are arrays (with `__array__`, or lists of numbers) or constants.
 
     Returns:
         The arrays by name, the function that puts them back, and a hashable description of the rest.
     """
+    if hasattr(data, "columns") and hasattr(data, "items"):  # a data frame: its columns by name
+        data = {str(column): values for column, values in data.items()}
     leaves, tree = jax.tree.flatten_with_path(data, is_leaf=lambda leaf: isinstance(leaf, list))
     values, constants, names = {}, [], []
     for path, leaf in leaves:

@@ -1,17 +1,19 @@
 """The two programs of a structured model as log densities of flat unconstrained latents."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from .._types import GlobalVec, Indices, Key, Scalar, Theta
 from ..families import Local
 from .layout import FlatLayout, LocalLayout
-from .tracing import execute, fingerprint, initial_latents, log_probs, output_dims, outputs
+from .tracing import execute, fingerprint, initial_latents, log_probs, output_dims, outputs, violations
 
 
 class PopulationProgram:
@@ -130,6 +132,13 @@ class SiloProgram:
         z_global = jnp.zeros(self.population.layout.size)
         return output_dims(self.run(z_global, z_local, theta, data, data.everyone()))
 
+    def violations(self, theta: Theta, data: "SiloData") -> dict[str, Array]:
+        """For each observed site, how many of the silo's values lie outside the support of their distribution."""
+        own = jnp.zeros((self.layout.own.size, 1)) if self.layout.own.size else None
+        units = {group.plate.name: jnp.zeros((group.block, group.plate.size)) for group in self.layout.groups}
+        z_global = jnp.zeros(self.population.layout.size)
+        return violations(self.run(z_global, Local(own, units), theta, data, data.everyone()))
+
     def fingerprint(self, data: "SiloData") -> str:
         """A hash of both programs at the data's shapes."""
 
@@ -189,6 +198,13 @@ class SiloData(eqx.Module):
         """The number that stands for the silo."""
         assert self.ids.silo is not None
         return self.ids.silo[0, 0]
+
+    def fingerprint(self) -> str:
+        """A hash of the data."""
+        digest = hashlib.sha256()
+        for name, value in self.values.items():
+            digest.update(f"{name}{value.shape}{value.dtype}".encode() + np.asarray(value).tobytes())
+        return digest.hexdigest()
 
     def everyone(self) -> Indices:
         """All members of every subsampled plate."""

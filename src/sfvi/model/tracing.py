@@ -58,7 +58,7 @@ def execute(
         if site["type"] == "param" and name in theta:
             return jax.tree.map(_param_transform(site), theta[name])
         if site["type"] == "plate":
-            return indices.get(name)
+            return indices.get(name, _all_members(site))
         return None
 
     with trace() as recorded, warnings.catch_warnings():
@@ -100,9 +100,7 @@ def inspect(program: Callable, args: tuple, *, what: str) -> Structure:
     found = []
 
     def run(key, args):
-        with trace() as recorded:
-            seed(program, key)(*args)
-        found.append(_structure(recorded, what))
+        found.append(_structure(_seeded(program, key, args), what))
 
     try:
         jax.eval_shape(run, jax.random.key(0), args)
@@ -124,11 +122,9 @@ def initial_params(program: Callable, key: Key, args: tuple) -> Theta:
 
     @jax.jit
     def run(key, args):
-        with trace() as recorded:
-            seed(program, key)(*args)
         return {
             name: jax.tree.map(_param_transform(site).inv, site["value"])
-            for name, site in recorded.items()
+            for name, site in _seeded(program, key, args).items()
             if site["type"] == "param"
         }
 
@@ -184,9 +180,7 @@ def fingerprint(program: Callable, args: tuple) -> str:
     """A hash of what a program computes: any change of a distribution, constant or shape changes it."""
 
     def run(key, args):
-        with trace() as recorded:
-            seed(program, key)(*args)
-        return log_probs(recorded, {})
+        return log_probs(_seeded(program, key, args), {})
 
     closed = jax.make_jaxpr(run)(jax.random.key(0), args)
     text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))
@@ -200,6 +194,33 @@ def fingerprint(program: Callable, args: tuple) -> str:
 def _is_output(site):
     latent = site["type"] == "sample" and not site["is_observed"]
     return latent or site["type"] == "deterministic"
+
+
+def _seeded(program, key, args):
+    """The trace of a program that draws everything by itself."""
+
+    def members(site):
+        return _all_members(site) if site["type"] == "plate" else None
+
+    with trace() as recorded, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "subsample_size does not match")
+        substitute(seed(program, key), substitute_fn=members)(*args)
+    return recorded
+
+
+def _all_members(site):
+    """The members of a plate whose `subsample_size` exceeds its size, as in a small silo: all of them."""
+    size, drawn = site["args"]
+    return jnp.arange(size) if drawn is not None and drawn > size else None
+
+
+def violations(recorded: Trace) -> dict[str, Array]:
+    """For each observed site, how many of its values lie outside the support of their distribution."""
+    return {
+        name: jnp.sum(jnp.logical_not(site["fn"].support(site["value"])))
+        for name, site in recorded.items()
+        if site["type"] == "sample" and site["is_observed"] and not site["infer"].get("is_auxiliary", False)
+    }
 
 
 def _constrain(site, free):
@@ -238,7 +259,7 @@ def _structure(recorded, what):
             params[name] = site["kwargs"].get("constraint", constraints.real)
         elif site["type"] == "plate":
             size, drawn = site["args"]
-            plates.append(Plate(name, size, size if drawn is None else drawn))
+            plates.append(Plate(name, size, size if drawn is None else min(drawn, size)))
         elif site["type"] == "sample" and site["is_observed"]:
             if not site["infer"].get("is_auxiliary", False):
                 observed.append(name)
