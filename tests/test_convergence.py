@@ -18,7 +18,7 @@ def trace(kind, rounds, seed=0):
         elbo += 0.002 * t
     rows = t[249::250]
     means = np.stack([settled[rows] * 5, 0.01 * generator.normal(size=len(rows))], axis=1)
-    return elbo, means, np.ones_like(means)
+    return elbo, rows + 1, means, np.ones_like(means)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -49,7 +49,10 @@ def test_patience_and_sentences():
     passed = RULE.check(*trace("settled", 6000))
     failed = RULE.check(*trace("slow", 6000))
     assert not RULE.verdict([]).converged
-    assert "before min_rounds" in RULE.verdict([]).verdict
+    assert "too few rounds" in RULE.verdict([]).verdict
+    elbo, rounds, means, sds = trace("settled", 6000)
+    late = rounds > 5000  # snapshots only at the end, as after a resume without the rule
+    assert RULE.check(elbo, rounds[late], means[late], sds[late]) is None
     assert not RULE.verdict([passed]).converged
     assert not RULE.verdict([passed, failed]).converged
     done = RULE.verdict([failed, passed, passed])

@@ -42,6 +42,16 @@ def write(path: str | os.PathLike, arrays: dict[str, Any], header: dict[str, Any
         os.close(folder)
 
 
+def probe(path: Path) -> None:
+    """Find out whether a file could be written there, making its folder, before work depends on it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary.touch()
+    temporary.unlink()
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder")
+
+
 def _sweep(path):
     """Remove what processes that were killed while writing left behind."""
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):

@@ -62,9 +62,11 @@ class StoppingRule:
     patience: int = 2
 
     def __post_init__(self):
-        if self.check_every < 1 or self.patience < 1 or self.tolerance < 0 or self.drift <= 0:
+        whole = all(isinstance(n, int) for n in (self.check_every, self.min_rounds, self.patience))
+        if not (whole and self.check_every >= 1 and self.patience >= 1 and self.tolerance >= 0 and self.drift > 0):
             raise OptionError(
-                f"{self}: check_every and patience must be at least 1, tolerance not negative, drift positive."
+                f"{self}: check_every and patience must be whole numbers of at least 1, tolerance not "
+                "negative, drift positive."
             )
         if self.min_rounds < 6 * self.check_every:
             raise OptionError(
@@ -72,21 +74,26 @@ class StoppingRule:
                 f"({6 * self.check_every}), so that each third holds two checks."
             )
 
-    def check(self, elbo: np.ndarray, means: np.ndarray, sds: np.ndarray) -> Check:
-        """Compare the last two thirds.
+    def check(self, elbo: np.ndarray, rounds: np.ndarray, means: np.ndarray, sds: np.ndarray) -> Check | None:
+        """Compare the last two thirds; None while there are no snapshots in one of them.
 
         Args:
             elbo: ELBO estimate of every round.
-            means: Means of the global latents, a row every `check_every` rounds.
+            rounds: After how many rounds each snapshot was taken.
+            means: Means of the global latents, a row per snapshot.
             sds: Their standard deviations, likewise.
         """
-        third, rows = len(elbo) // 3, len(means) // 3
+        done, third = len(elbo), len(elbo) // 3
         middle, last = elbo[-2 * third : -third], elbo[-third:]
+        before = (rounds > done - 2 * third) & (rounds <= done - third)
+        after = (rounds > done - third) & (rounds <= done)
+        if not (before.any() and after.any()):
+            return None
         gain = float(last.mean() - middle.mean())
         gain_se = float(np.hypot(_mean_se(middle), _mean_se(last)))
-        moved = means[-rows:].mean(0) - means[-2 * rows : -rows].mean(0)
-        stretched = np.log(sds[-rows:]).mean(0) - np.log(sds[-2 * rows : -rows]).mean(0)
-        drift = float(np.max(np.abs(moved) / sds[-1], initial=0.0))
+        moved = means[after].mean(0) - means[before].mean(0)
+        stretched = np.log(sds[after]).mean(0) - np.log(sds[before]).mean(0)
+        drift = float(np.max(np.abs(moved) / sds[after][-1], initial=0.0))
         scale_drift = float(np.max(np.abs(stretched), initial=0.0))
         passed = gain < max(self.tolerance, 2 * gain_se) and max(drift, scale_drift) < self.drift
         return Check(len(elbo), gain, gain_se, drift, scale_drift, bool(passed))
@@ -96,7 +103,7 @@ class StoppingRule:
         recent = checks[-self.patience :]
         converged = len(recent) == self.patience and all(check.passed for check in recent)
         if not checks:
-            return Convergence(False, "No check was made: the run ended before min_rounds.", ())
+            return Convergence(False, "No check was made: too few rounds under this rule.", ())
         last = checks[-1]
         figures = (
             f"over the last third the ELBO gained {last.gain:.3g} (se {last.gain_se:.2g}) nats, means moved by at most "

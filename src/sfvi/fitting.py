@@ -86,7 +86,15 @@ class Fit:
         header = {"kind": FIT_KIND, "silos": self.silo_names, "convergence": evidence}
         archive.write(folder / "fit.npz", {"elbo": self.elbo}, header)
         for name, silo in self._silos.items():
-            silo.save(folder / "silos" / f"{quote(name, safe='')}.npz")
+            silo.save(folder / "silos" / _file_name(name))
+
+
+def _file_name(silo):
+    """A file name for any silo name; long ones are cut and told apart by a number."""
+    quoted = quote(silo, safe="", errors="surrogatepass")
+    if len(quoted) > 100:
+        quoted = f"{quoted[:80]}-{hashlib.sha256(silo.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+    return f"{quoted}.npz"
 
 
 def load(folder: str | os.PathLike, model: StructuredModel, silos: Mapping[str, Any]) -> Fit:
@@ -106,8 +114,7 @@ def load(folder: str | os.PathLike, model: StructuredModel, silos: Mapping[str, 
     posterior = GlobalPosterior.load(folder / "global.npz", model)
     arrays, header = archive.read(folder / "fit.npz", kind=FIT_KIND)
     loaded = {
-        name: SiloPosterior.load(folder / "silos" / f"{quote(name, safe='')}.npz", model, data)
-        for name, data in silos.items()
+        name: SiloPosterior.load(folder / "silos" / _file_name(name), model, data) for name, data in silos.items()
     }
     evidence = header["convergence"]
     if evidence is not None:
@@ -150,7 +157,10 @@ def fit(
         DivergenceError: If NaN or a runaway ELBO appears; it carries the fit of the last good round.
     """
     rule = _stopping_rule(until_converged)
-    _check_options(silos, num_rounds, checkpoint_every, unit_ids)
+    if not isinstance(model, StructuredModel):
+        raise OptionError(f"model is {model!r}; give a StructuredModel.")
+    _check_silos(silos, unit_ids)
+    _check_options(num_rounds, checkpoint, checkpoint_every, callback)
     run_key = as_key(key)
     algorithm = SFVI() if algorithm is None else algorithm
     if isinstance(algorithm, type) or not isinstance(algorithm, AlgorithmOptions):
@@ -182,7 +192,8 @@ def fit(
 
 def _result(model, data, batches, outcome) -> Fit:
     server = outcome.state.server
-    shared = GlobalPosterior(model, server.family, server.theta)
+    theta = model.constrain_theta(server.theta, data)
+    shared = GlobalPosterior(model, server.family, server.theta, theta)
     families = {}
     for batch, state in zip(batches, outcome.state.silos, strict=True):
         families |= batching.local_families(batch, state.family)
@@ -215,19 +226,28 @@ def _stopping_rule(until_converged):
     return StoppingRule() if until_converged else None
 
 
-def _check_options(silos, num_rounds, checkpoint_every, unit_ids):
+def _check_silos(silos, unit_ids):
     if not isinstance(silos, Mapping) or not silos:
         raise DataError("silos must be a mapping from silo name to data, with at least one silo.")
     for name in silos:
         if not isinstance(name, str) or not name:
             raise DataError(f"A silo is named {name!r}; names must be non-empty strings.")
-    if isinstance(num_rounds, bool) or not isinstance(num_rounds, int) or num_rounds < 1:
+    if unit_ids is None:
+        return
+    if not isinstance(unit_ids, Mapping) or set(unit_ids) != set(silos):
+        odd = sorted(set(unit_ids) ^ set(silos)) if isinstance(unit_ids, Mapping) else sorted(silos)
+        raise OptionError(f"unit_ids must map every silo to its ids; check {odd}.")
+
+
+def _check_options(num_rounds, checkpoint, checkpoint_every, callback):
+    if isinstance(num_rounds, bool) or not isinstance(num_rounds, int | np.integer) or num_rounds < 1:
         raise OptionError(f"num_rounds is {num_rounds!r}; give a whole number of at least 1.")
-    if not checkpoint_every >= 0:
+    if not isinstance(checkpoint, str | os.PathLike | None):
+        raise OptionError(f"checkpoint is {checkpoint!r}; give the path of a file.")
+    if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
         raise OptionError(f"checkpoint_every is {checkpoint_every!r}; give seconds, not negative.")
-    if unit_ids is not None and set(unit_ids) != set(silos):
-        odd = sorted(set(unit_ids) ^ set(silos))
-        raise OptionError(f"unit_ids and silos do not name the same silos; check {odd}.")
+    if callback is not None and not callable(callback):
+        raise OptionError(f"callback is {callback!r}; give a function.")
 
 
 def _check_support(theta, data, batches):
@@ -278,13 +298,18 @@ def _fingerprint(model, data, key, algorithm):
     programs = {silo.program: silo for silo in data.values()}
     prints = sorted(program.fingerprint(silo) for program, silo in programs.items())
     contents = hashlib.sha256("".join(silo.fingerprint() for silo in data.values()).encode())
+    ids = hashlib.sha256()
+    for silo in data.values():
+        for leaf in jax.tree.leaves(silo.ids):
+            ids.update(np.asarray(leaf).tobytes())
     return {
+        "precision": str(jnp.result_type(float)),
         "model": "".join([model.population.fingerprint(), *prints]),
         "set of silos": ",".join(data),
         "data set": contents.hexdigest(),
         "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
         "algorithm or option of it": _describe_options(algorithm),
-        "precision": str(jnp.result_type(float)),
+        "assignment of unit_ids": ids.hexdigest(),
     }
 
 

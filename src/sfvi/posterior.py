@@ -43,21 +43,18 @@ class GlobalPosterior:
         model: The model.
         family: $q(z_G)$ in unconstrained space.
         free_theta: $\theta$ in unconstrained space.
+        theta: $\theta$ in the model's own space.
     """
 
-    def __init__(self, model: StructuredModel, family: AbstractGlobalFamily, theta: Theta):
+    def __init__(self, model: StructuredModel, family: AbstractGlobalFamily, free_theta: Theta, theta: Theta):
         self.model = model
         self.family = family
-        self.free_theta = theta
+        self.free_theta = free_theta
+        self.theta = theta
 
     def __repr__(self) -> str:
         sites = ", ".join(site.name for site in self.model.population.layout.sites)
         return f"<GlobalPosterior of {sites}: {type(self.family).__name__}>"
-
-    @property
-    def theta(self) -> Theta:
-        r"""The fitted $\theta$ in the model's own space."""
-        return self.model.constrain_theta(self.free_theta)
 
     def sample(self, key: Key | int = 0, num_samples: int = 1000) -> Draws:
         """Draw global latents and deterministic sites; draws are on the first axis."""
@@ -97,12 +94,13 @@ class GlobalPosterior:
         return _name_dims(draws, self.model.population.dims(self.free_theta), self.model.dims)
 
     def _contents(self):
-        theta_arrays, theta_paths = _flatten_theta(self.free_theta)
-        arrays = archive.flatten(self.family, prefix="family") | theta_arrays
+        free, paths = _flatten_theta(self.free_theta, prefix="free_theta")
+        own, _ = _flatten_theta(self.theta, prefix="theta")
+        arrays = archive.flatten(self.family, prefix="family") | free | own
         header = {
             "population": self.model.population.fingerprint(),
             "family": type(self.family).__name__,
-            "theta": theta_paths,
+            "theta": paths,
         }
         return arrays, header
 
@@ -110,12 +108,13 @@ class GlobalPosterior:
     def _from_contents(cls, arrays, header, model, path):
         if header["population"] != model.population.fingerprint():
             raise ArchiveError(
-                f"{str(path)!r} was made with another population program, or another version of jax or numpyro; "
-                "load it with the model that made it."
+                f"{str(path)!r} was made with another population program, precision or version of jax or numpyro; load "
+                "it with what made it."
             )
         fields = {name[len("family.") :]: a for name, a in arrays.items() if name.startswith("family.")}
         family = GLOBAL_FAMILIES[header["family"]](**{n: jnp.asarray(a) for n, a in fields.items()})
-        return cls(model, family, _unflatten_theta(arrays, header["theta"]))
+        free, theta = (_unflatten_theta(arrays, header["theta"], prefix=p) for p in ("free_theta", "theta"))
+        return cls(model, family, free, theta)
 
 
 class SiloPosterior:
@@ -182,7 +181,8 @@ class SiloPosterior:
     def save(self, path: str | os.PathLike) -> None:
         """Write this silo's posterior, and the global one, but no other silo's and no data."""
         arrays, header = self.shared._contents()
-        arrays |= archive.flatten(self.family, prefix="local")
+        arrays |= _flatten_local(self.family)
+        header |= {"plates": sorted(self.family.units)}
         header |= {"program": self.data.program.fingerprint(self.data), "data": self.data.fingerprint()}
         archive.write(path, arrays, {"kind": SILO_KIND, "silo": self.name, **header})
 
@@ -199,7 +199,7 @@ class SiloPosterior:
             )
         if header["data"] != silo.fingerprint():
             raise ArchiveError(f"{str(path)!r} was made with other data than those given for silo {header['silo']!r}.")
-        return cls(header["silo"], shared, _read_local(arrays), silo)
+        return cls(header["silo"], shared, _read_local(arrays, header["plates"]), silo)
 
     def _own_dims(self):
         family = self.family
@@ -264,31 +264,37 @@ def _summarize(draws, dims, coords, quantiles):
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
 
-def _flatten_theta(theta):
-    arrays, paths = {}, []
-    for position, (path, leaf) in enumerate(jax.tree.flatten_with_path(theta)[0]):
-        arrays[f"theta.{position}"] = leaf
-        paths.append([entry.key if hasattr(entry, "key") else entry.idx for entry in path])
-    return arrays, paths
+def _flatten_theta(theta, *, prefix):
+    leaves = jax.tree.flatten_with_path(theta)[0]
+    arrays = {f"{prefix}.{position}": leaf for position, (_, leaf) in enumerate(leaves)}
+    return arrays, [[entry.key for entry in path] for path, _ in leaves]
 
 
-def _unflatten_theta(arrays, paths):
+def _unflatten_theta(arrays, paths, *, prefix):
     theta: dict = {}
     for position, path in enumerate(paths):
         branch = theta
         for entry in path[:-1]:
             branch = branch.setdefault(entry, {})
-        branch[path[-1]] = jnp.asarray(arrays[f"theta.{position}"])
+        branch[path[-1]] = jnp.asarray(arrays[f"{prefix}.{position}"])
     return theta
 
 
-def _read_local(arrays):
+def _flatten_local(family):
+    """Arrays of a silo's family; plates by number, since their names may hold anything."""
+    parts = {"local.silo": family.silo} | {f"local.{i}": family.units[p] for i, p in enumerate(sorted(family.units))}
+    arrays = {}
+    for prefix, block in parts.items():
+        arrays |= archive.flatten(block, prefix=prefix)
+    return arrays
+
+
+def _read_local(arrays, plates):
     def read(prefix):
         fields = ("loc", "log_scale", "lower", "coupling", "scale_coupling")
         found = {field: arrays.get(f"{prefix}.{field}") for field in fields}
         leaves: dict[str, Any] = {f: None if a is None else jnp.asarray(a) for f, a in found.items()}
         return BlockGaussian(**leaves)
 
-    plates = {n.split("['", 1)[1].rsplit("']", 1)[0] for n in arrays if n.startswith("local.units[")}
     own = read("local.silo") if "local.silo.loc" in arrays else None
-    return StructuredLocal(own, {plate: read(f"local.units['{plate}']") for plate in sorted(plates)})
+    return StructuredLocal(own, {plate: read(f"local.{i}") for i, plate in enumerate(plates)})

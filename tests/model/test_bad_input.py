@@ -143,7 +143,7 @@ OPTIONS = [
     ({"num_rounds": 1.5}, "num_rounds is 1.5"),
     ({"until_converged": "yes"}, "until_converged is 'yes'"),
     ({"checkpoint_every": -1.0}, "checkpoint_every"),
-    ({"unit_ids": {"south": [1, 2, 3]}}, "unit_ids and silos do not name the same silos.*north.*south"),
+    ({"unit_ids": {"south": [1, 2, 3]}}, "unit_ids must map every silo to its ids.*north.*south"),
     ({"unit_ids": {"north": [1, 2]}}, r"plate 'units', must be 3 whole numbers"),
     ({"unit_ids": {"north": [1, 1, 2]}}, "hold an id twice"),
     ({"unit_ids": {"north": [-1, 1, 2]}}, "between 0 and"),

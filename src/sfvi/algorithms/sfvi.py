@@ -104,22 +104,33 @@ class SFVI:
     def __post_init__(self):
         freezer(self.estimator)
         for name in ("optimizer", "local_optimizer"):
-            chosen = getattr(self, name)
-            if not isinstance(chosen, optax.GradientTransformation | None):
-                raise OptionError(f"{name} is {chosen!r}; give an optax optimizer, like optax.adam(1e-2).")
+            _check_optimizer(name, getattr(self, name), optional=name == "local_optimizer")
         for name, example in (("global_family", "full"), ("local_family", "block")):
             chosen = getattr(self, name)
             uncalled = chosen in (families.full, families.mean_field, families.low_rank, families.block)
             if uncalled or not (callable(chosen) or (chosen is None and name == "global_family")):
                 raise OptionError(f"{name} is {chosen!r}; give what families.{example}() returns, or another family.")
-        if self.num_samples < 1:
-            raise OptionError(f"num_samples is {self.num_samples}; give at least 1.")
-        if not self.init_scale > 0:
-            raise OptionError(f"init_scale is {self.init_scale}; give a positive number.")
+        if not isinstance(self.num_samples, int) or self.num_samples < 1:
+            raise OptionError(f"num_samples is {self.num_samples!r}; give a whole number of at least 1.")
+        if not isinstance(self.init_scale, int | float) or not 0 < self.init_scale < float("inf"):
+            raise OptionError(f"init_scale is {self.init_scale!r}; give a positive number.")
+        if not callable(self.init_loc_fn):
+            raise OptionError(f"init_loc_fn is {self.init_loc_fn!r}; give a NumPyro strategy, like init_to_feasible.")
 
     def bind(self, model: StructuredModel) -> "BoundSFVI":
         """Make the five functions for a model."""
         return BoundSFVI(self, model)
+
+
+def _check_optimizer(name, chosen, *, optional):
+    if chosen is None and optional:
+        return
+    if not isinstance(chosen, optax.GradientTransformation):
+        raise OptionError(f"{name} is {chosen!r}; give an optax optimizer, like optax.adam(1e-2).")
+    try:
+        _optim.is_elementwise(chosen)
+    except TypeError as error:
+        raise OptionError(f"{name} needs more than gradients ({error}); choose another optax optimizer.") from error
 
 
 class BoundSFVI(NamedTuple):
@@ -127,7 +138,11 @@ class BoundSFVI(NamedTuple):
 
     options: SFVI
     model: StructuredModel
-    additive: bool = True
+
+    @property
+    def additive(self) -> bool:
+        """True if no optimizer couples the units of a silo: then silos may be computed as if they were one."""
+        return _optim.is_elementwise(self._local_optimizer)
 
     def server_init(self, key: Key, theta: Theta) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""

@@ -25,6 +25,7 @@ from ..model import SiloData, StructuredModel
 from .exactness import same_density
 
 MAX_BUCKETS = 8
+MAX_SHAPES = 8
 MIN_RATIO = 1.25  # silos whose sizes differ by less than this share a bucket
 
 
@@ -87,10 +88,13 @@ def local_families(batch: Batch, family: StructuredLocal) -> dict[str, Structure
 
 
 def _by_program(silos):
-    """Silos that run the same function on the same structure of data, whatever their shapes."""
+    """Silos that run the same function on the same structure of data, with the same plates and blocks."""
     groups: dict = {}
     for name, silo in silos.items():
-        key = (silo.program.program, silo.program.signature, _ranks(silo))
+        layout = silo.program.layout
+        blocks = tuple((group.plate.name, group.block) for group in layout.groups)
+        plates = tuple(plate.name for plate in layout.plates)
+        key = (id(silo.program.program), silo.program.signature, _ranks(silo), plates, blocks, layout.own.size)
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 
@@ -123,6 +127,8 @@ def _concat_axes(group):
     for name in group[0].values:
         shapes = [silo.values[name].shape for silo in group]
         axis = next((a for a in range(len(shapes[0])) if _follows_plate(shapes, counts, a)), None)
+        if axis is not None and len({shape[:axis] + shape[axis + 1 :] for shape in shapes}) > 1:
+            return None
         if axis is None and not all(_equal(silo.values[name], group[0].values[name]) for silo in group):
             return None
         axes[name] = axis
@@ -138,10 +144,14 @@ def _equal(left, right):
 
 
 def _representatives(group: Sequence[SiloData]) -> list[SiloData]:
-    """The smallest, the largest and a middle one, in order: enough to see if a program treats its members alike."""
-    by_size = sorted(range(len(group)), key=lambda i: _volume(group[i]))
-    chosen = {by_size[0], by_size[len(group) // 2], by_size[-1]}
-    return [group[i] for i in sorted(chosen)]
+    """The silos on which a way of computing together is checked, in order.
+
+    All of them, unless they have more than `MAX_SHAPES` different shapes, each of which has to be compiled: then all
+    silos of the smallest, the largest and evenly spaced shapes between.
+    """
+    shapes = sorted({silo.program: _volume(silo) for silo in group}.items(), key=lambda item: item[1])
+    chosen = {shapes[i][0] for i in np.linspace(0, len(shapes) - 1, min(MAX_SHAPES, len(shapes))).astype(int)}
+    return [silo for silo in group if silo.program in chosen]
 
 
 def _volume(silo):
@@ -156,9 +166,13 @@ def _concatenate(model, names, group, axes) -> SiloData | None:
     program = _try_shapes(model, names[0], group[0], values)
     if program is None:
         return None
-    expected = {p: sum(unit_counts(silo)[p] for silo in group) for p in unit_counts(group[0])}
-    if {plate.name: plate.size for plate in program.layout.plates} != expected:
-        return None
+    counts = [unit_counts(silo) for silo in group]
+    units = {unit.plate.name for unit in group[0].program.layout.groups}
+    for plate in program.layout.plates:
+        sizes = [count[plate.name] for count in counts]
+        fixed = plate.name not in units and {plate.size} == set(sizes)
+        if plate.size != sum(sizes) and not fixed:
+            return None
     units = {plate: jnp.concatenate([silo.ids.units[plate] for silo in group], axis=1) for plate in group[0].ids.units}
     return SiloData(values, {}, Local(group[0].ids.silo, units), program)
 
@@ -232,7 +246,8 @@ def _padded(model, names, group, theta) -> list[SiloData] | None:
     ]
     few = {id(silo) for silo in _representatives(group)}
     pairs = [(silo, pad) for silo, pad in zip(group, padded, strict=True) if id(silo) in few]
-    return padded if all(same_density([silo], [pad], theta) for silo, pad in pairs) else None
+    originals, copies = zip(*pairs, strict=True)
+    return padded if same_density(originals, copies, theta) else None
 
 
 def _try_shapes(model, name, silo, values):
@@ -244,4 +259,6 @@ def _try_shapes(model, name, silo, values):
 
 def _pad(leaf, sizes):
     widths = [(0, sizes.get(axis, n) - n) for axis, n in enumerate(leaf.shape)]
+    if not any(high for _, high in widths):
+        return leaf
     return jnp.pad(leaf, widths, mode="edge")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import archive
-from ..errors import ArchiveError
+from ..errors import ArchiveError, OptionError
 
 KIND = "checkpoint"
 
@@ -26,6 +26,10 @@ class Checkpoint:
         self.path = Path(path)
         self.fingerprint = fingerprint
         self.every = every
+        try:
+            archive.probe(self.path)
+        except OSError as error:
+            raise OptionError(f"The checkpoint {str(path)!r} cannot be written: {error}") from error
         self._saved = time.monotonic()
 
     def resume(self, state: Any, history: Any) -> tuple[Any, Any]:

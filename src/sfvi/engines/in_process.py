@@ -20,9 +20,10 @@ RUNAWAY = 1000.0  # an ELBO this many times worse than at the start counts as di
 
 
 class History(NamedTuple):
-    """What is remembered of the rounds done: ELBO estimates, and snapshots of the global marginals."""
+    """What is remembered of the rounds done: ELBO estimates, and after which rounds the global marginals were what."""
 
     elbo: np.ndarray
+    snapshots: np.ndarray
     means: np.ndarray
     sds: np.ndarray
 
@@ -84,7 +85,7 @@ def run(
 class _Driver:
     def __init__(self, loop, key, state, num_rounds, rule, checkpoint):
         marginals = [np.asarray(m)[None][:0] for m in state.server.family.marginals()]
-        history = History(np.zeros(0), *marginals)
+        history = History(np.zeros(0), np.zeros(0, np.int64), *marginals)
         if checkpoint is not None:
             state, history = checkpoint.resume(state, history)
             if len(history.elbo) > num_rounds:
@@ -141,16 +142,18 @@ class _Driver:
         self.history = self.history._replace(elbo=np.concatenate([self.history.elbo, elbo]))
         if self.rule is not None and self.round % self.rule.check_every == 0:
             mean, sd = (np.asarray(m)[None] for m in state.server.family.marginals())
-            means = np.concatenate([self.history.means, mean])
-            sds = np.concatenate([self.history.sds, sd])
-            self.history = self.history._replace(means=means, sds=sds)
+            self.history = self.history._replace(
+                snapshots=np.append(self.history.snapshots, self.round),
+                means=np.concatenate([self.history.means, mean]),
+                sds=np.concatenate([self.history.sds, sd]),
+            )
             self._check(self.round)
 
     def _check(self, done):
-        rows = done // self.rule.check_every
-        if done >= self.rule.min_rounds and rows <= len(self.history.means):
-            h = self.history
-            self.checks.append(self.rule.check(h.elbo[:done], h.means[:rows], h.sds[:rows]))
+        if done >= self.rule.min_rounds:
+            elbo, *snapshots = self.history
+            check = self.rule.check(elbo[:done], *snapshots)
+            self.checks += [] if check is None else [check]
 
     def _replay_checks(self):
         """After a resume, make the checks again that were made before it."""

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import DataError, OptionError
+from ..errors import DataError, ModelError, OptionError
 from ..families import Local
 from .layout import LocalLayout
 
+CONSTANTS = (bool, int, float, complex, str, bytes)
 EVERYWHERE = 0xFFFFFFFF  # first word of a unit whose id holds in every silo
 
 
@@ -26,15 +27,23 @@ def array_leaves(name: str, data: Any):
     """
     if hasattr(data, "columns") and hasattr(data, "items"):  # a data frame: its columns by name
         data = {str(column): values for column, values in data.items()}
-    leaves, tree = jax.tree.flatten_with_path(data, is_leaf=lambda leaf: isinstance(leaf, list))
+    try:
+        leaves, tree = jax.tree.flatten_with_path(data, is_leaf=lambda leaf: isinstance(leaf, list))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"Silo {name!r}: the data's keys cannot be sorted ({error}); use strings as keys.") from error
     values, constants, names = {}, [], []
     for path, leaf in leaves:
         label = "data" + jax.tree_util.keystr(path)
         if isinstance(leaf, list) or hasattr(leaf, "__array__"):
             values[label] = _checked(name, label, leaf)
             constants.append(None)
-        else:
+        elif leaf is None or isinstance(leaf, CONSTANTS):
             constants.append(leaf)
+        else:
+            raise DataError(
+                f"Silo {name!r}: {label} is a {type(leaf).__name__}; give arrays (for a sparse matrix .toarray()), "
+                "numbers or text."
+            )
         names.append(label)
     if not values:
         raise DataError(f"Silo {name!r} has no arrays in its data; give a dict of arrays.")
@@ -43,12 +52,12 @@ def array_leaves(name: str, data: Any):
         merged = [values.get(n, c) for n, c in zip(names, constants, strict=True)]
         return jax.tree.unflatten(tree, merged)
 
-    return values, rebuild, (str(tree), tuple(map(repr, constants)))
+    return values, rebuild, (str(tree), tuple((type(c), c) for c in constants))
 
 
 def silo_word(name: str) -> int:
     """The number that stands for a silo's name in its noise."""
-    return zlib.crc32(name.encode())
+    return zlib.crc32(name.encode("utf-8", "surrogatepass"))
 
 
 def identify(name: str, unit_ids: Any, layout: LocalLayout) -> Local:
@@ -100,6 +109,16 @@ def _check_unit_ids(name, unit_ids, plates):
     return checked
 
 
+def check_theta(theta: dict[str, Any]) -> None:
+    """Parameters must be arrays or nested dicts of arrays: only those can be sent and saved by name."""
+    for name, value in theta.items():
+        for path, _ in jax.tree.flatten_with_path(value)[0]:
+            if not all(isinstance(entry, jax.tree_util.DictKey) for entry in path):
+                raise ModelError(
+                    f"The parameter {name!r} holds a list, tuple or object; give an array or a dict of arrays."
+                )
+
+
 def describe(tree: Any) -> str:
     """Shapes of a tree of arrays, for messages and comparison."""
     shapes = [str(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
@@ -107,7 +126,10 @@ def describe(tree: Any) -> str:
 
 
 def _checked(name, label, leaf):
-    array = np.asarray(leaf)
+    try:
+        array = np.asarray(leaf)
+    except ValueError as error:
+        raise DataError(f"Silo {name!r}: {label} is no array: {error}") from error
     if array.dtype.kind not in "biuf":
         raise DataError(f"Silo {name!r}: {label} has type {array.dtype}; turn it into numbers (codes for categories).")
     if 0 in array.shape:
@@ -118,4 +140,12 @@ def _checked(name, label, leaf):
             f"Silo {name!r}: {label} has {count} NaN of {array.size} values; remove or impute them, or "
             "pass a mask beside the data."
         )
-    return jnp.asarray(array)
+    with np.errstate(over="ignore"):  # said below, in a sentence
+        converted = jnp.asarray(array)
+    lost = np.isinf(converted) & np.isfinite(array) if array.dtype.kind == "f" else np.asarray(converted) != array
+    if np.any(lost):
+        raise DataError(
+            f"Silo {name!r}: {label} has values too large for {converted.dtype}; rescale them, or enable 64 bits "
+            "(jax.config.update('jax_enable_x64', True))."
+        )
+    return converted

@@ -95,7 +95,7 @@ class SiloProgram:
     ) -> dict[str, dict]:
         """The trace of the program at given latents and drawn members."""
         globals_, _ = self.population.run(z_global, theta)
-        free = self.layout.split(z_local)
+        free = self.layout.split(data.repeat_last(z_local))
         args = (globals_, self.rebuild(data.values))
         return execute(self.program, args, free, theta, indices)[1]
 
@@ -178,6 +178,15 @@ class SiloData(eqx.Module):
                 else:
                     weights[plate.name] = (jnp.arange(plate.size) < size).astype(float)
         return weights
+
+    def repeat_last(self, z_local: Local) -> Local:
+        """Give padding the latents of the last real unit, whose data it repeats: what counts nothing stays finite."""
+        units = dict(z_local.units)
+        for plate in self.program.layout.plates:
+            if plate.name in self.sizes and plate.name in units and plate.drawn == plate.size:
+                rows = jnp.minimum(jnp.arange(plate.size), self.sizes[plate.name] - 1)
+                units[plate.name] = units[plate.name][:, rows]
+        return Local(z_local.silo, units)
 
     def draw(self, key: Key) -> Indices:
         """Draw the members of every subsampled plate, without replacement, from the real ones."""

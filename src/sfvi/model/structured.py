@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from .._types import Key, Theta
 from ..errors import ModelError
-from .intake import array_leaves, describe, identify
+from .intake import array_leaves, check_theta, describe, identify
 from .layout import FlatLayout, group_units
 from .programs import PopulationProgram, SiloData, SiloProgram
-from .tracing import Structure, constrain_param, initial_params, inspect
+from .tracing import Structure, constrained_params, initial_params, inspect
 
 
 class StructuredModel:
@@ -53,6 +53,8 @@ class StructuredModel:
         dims: Mapping[str, list[str]] | None = None,
         coords: Mapping[str, Any] | None = None,
     ):
+        if not callable(population) or not (callable(silo) or isinstance(silo, Mapping)):
+            raise ModelError("StructuredModel takes two NumPyro programs (functions), or a mapping of silo programs.")
         _check_no_arguments(population)
         self.dims = dict(dims or {})
         self.coords = dict(coords or {})
@@ -86,11 +88,7 @@ class StructuredModel:
         r"""Initial $\theta$ in unconstrained space: the parameters of both programs, agreed by all silos."""
         theta = initial_params(self.population.program, key, ())
         owner = dict.fromkeys(theta, "the population program")
-        for name, silo in _one_per_program(silos).items():
-            globals_ = self._example_globals()
-            if not self._structure_of(silo).params:
-                continue
-            args = (globals_, silo.program.rebuild(silo.values))
+        for name, silo, args in self._parametrized(silos, theta):
             for param, value in initial_params(silo.program.program, key, args).items():
                 known = theta.setdefault(param, value)
                 owner.setdefault(param, f"silo {name!r}")
@@ -99,25 +97,30 @@ class StructuredModel:
                         f"The parameter {param!r} is {describe(known)} in {owner[param]} and "
                         f"{describe(value)} in silo {name!r}; theta is shared and must agree."
                     )
+        check_theta(theta)
         return theta
 
-    def constrain_theta(self, theta: Theta) -> Theta:
+    def constrain_theta(self, theta: Theta, silos: Mapping[str, SiloData]) -> Theta:
         r"""Map $\theta$ from unconstrained space to the model's own."""
-        constraints = dict(self._structure.params)
-        for _, structure in self._cache.values():
-            constraints |= structure.params
-        return {name: constrain_param(constraints[name], value) for name, value in theta.items()}
+        constrained = constrained_params(self.population.program, (), theta)
+        for _, silo, args in self._parametrized(silos, theta):
+            constrained |= constrained_params(silo.program.program, args, theta)
+        return constrained
 
-    def _example_globals(self):
+    def _parametrized(self, silos, theta):
+        """One silo of every program that has parameters, with the program's arguments."""
         zeros = jnp.zeros(self.population.layout.size)
-        return self.population.run(zeros, {})[0]
+        for name, silo in _one_per_program(silos).items():
+            if self._structure_of(silo).params:
+                globals_, _ = self.population.run(zeros, theta)
+                yield name, silo, (globals_, silo.program.rebuild(silo.values))
 
     def _structure_of(self, silo):
         return next(s for program, s in self._cache.values() if program is silo.program)
 
     def _program(self, name, fn, values, rebuild, signature):
         shapes = tuple((leaf, value.shape, value.dtype) for leaf, value in values.items())
-        key = (fn, signature, shapes)
+        key = (id(fn), signature, shapes)  # functions may be unhashable; the program keeps this one alive
         if key not in self._cache:
             self._cache[key] = self._traced(name, fn, values, rebuild, signature)
         return self._cache[key]
@@ -130,11 +133,11 @@ class StructuredModel:
         structure = inspect(both, (values,), what=what)
         shared = {site.name for site in self._structure.latents}
         latents = tuple(site for site in structure.latents if site.name not in shared)
-        if not structure.observed and not latents:
-            raise ModelError(f"{what} observes nothing and has no latents; condition a site with obs=.")
-        if not structure.observed:
+        if not structure.observed and not set(structure.factors) - set(self._structure.factors):
             raise ModelError(f"{what} observes nothing; condition a site on its data with obs=.")
-        layout = group_units(latents, structure.plates)
+        own_frames = [frames for site, frames in structure.frames.items() if site not in self._structure.frames]
+        used = set().union(*own_frames)
+        layout = group_units(latents, [plate for plate in structure.plates if plate.name in used])
         return SiloProgram(fn, self.population, layout, rebuild, signature), structure
 
     def _silo_function(self, name):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Delta, MaskedDistribution
@@ -25,12 +26,14 @@ Trace = dict[str, dict[str, Any]]
 
 
 class Structure(NamedTuple):
-    """What one abstract run tells of a program: latents, observed sites, plates, parameters and their constraints."""
+    """What one abstract run tells of a program: latents, observed sites, plates, parameters, factors."""
 
     latents: tuple[Site, ...]
     observed: tuple[str, ...]
     plates: tuple[Plate, ...]
-    params: dict[str, constraints.Constraint]
+    params: tuple[str, ...]
+    factors: tuple[str, ...]
+    frames: dict[str, set[str]]  # plates around each sample site
 
 
 def execute(
@@ -147,9 +150,22 @@ def initial_latents(program: Callable, key: Key, init_loc_fn: Callable) -> dict[
     }
 
 
-def constrain_param(constraint: constraints.Constraint, free: Any) -> Any:
-    """Map a parameter from unconstrained space."""
-    return jax.tree.map(biject_to(constraint), free)
+def constrained_params(program: Callable, args: tuple, theta: Theta) -> Theta:
+    """Values of the program's `numpyro.param` sites in their own space."""
+
+    @jax.jit
+    def run(args, theta):
+        def values(site):
+            if site["type"] == "param" and site["name"] in theta:
+                return jax.tree.map(_param_transform(site), theta[site["name"]])
+            return _all_members(site) if site["type"] == "plate" else None
+
+        with trace() as recorded, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "subsample_size does not match")
+            substitute(seed(program, jax.random.key(0)), substitute_fn=values)(*args)
+        return {name: site["value"] for name, site in recorded.items() if site["type"] == "param"}
+
+    return run(args, theta)
 
 
 def outputs(recorded: Trace) -> dict[str, Array]:
@@ -185,10 +201,19 @@ def fingerprint(program: Callable, args: tuple) -> str:
     closed = jax.make_jaxpr(run)(jax.random.key(0), args)
     text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))
     digest = hashlib.sha256(text.encode())
-    for constant in closed.consts:
-        if not jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+    for constant in _constants(closed):
+        if not jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):
             digest.update(np.asarray(constant).tobytes())
     return digest.hexdigest()
+
+
+def _constants(closed):
+    """Constants of a jaxpr and of those nested in it, such as jitted helpers."""
+    yield from closed.consts
+    for equation in closed.jaxpr.eqns:
+        for param in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: isinstance(p, ClosedJaxpr)):
+            if isinstance(param, ClosedJaxpr):
+                yield from _constants(param)
 
 
 def _is_output(site):
@@ -253,29 +278,52 @@ def _param_transform(site):
 
 
 def _structure(recorded, what):
-    latents, observed, plates, params = [], [], [], {}
+    latents, observed, plates, params, factors = [], [], [], [], []
     for name, site in recorded.items():
         if site["type"] == "param":
-            params[name] = site["kwargs"].get("constraint", constraints.real)
+            params.append(name)
         elif site["type"] == "plate":
             size, drawn = site["args"]
             plates.append(Plate(name, size, size if drawn is None else min(drawn, size)))
         elif site["type"] == "sample" and site["is_observed"]:
-            if not site["infer"].get("is_auxiliary", False):
-                observed.append(name)
+            (factors if site["infer"].get("is_auxiliary", False) else observed).append(name)
         elif site["type"] == "sample":
             latents.append(_latent(site, what))
-    return Structure(tuple(latents), tuple(observed), tuple(plates), params)
+    plates += _plates_in_scans(recorded, {plate.name for plate in plates}, what)
+    frames = {
+        name: {frame.name for frame in site["cond_indep_stack"]}
+        for name, site in recorded.items()
+        if site["type"] == "sample"
+    }
+    return Structure(tuple(latents), tuple(observed), tuple(plates), tuple(params), tuple(factors), frames)
+
+
+def _plates_in_scans(recorded, known, what):
+    """Plates inside a `scan` leave no message of their own, only their mark on the sites."""
+    found = {}
+    for name, site in recorded.items():
+        for frame in site.get("cond_indep_stack", []) if site["type"] == "sample" else []:
+            if frame.name not in known:
+                found[frame.name] = Plate(frame.name, frame.size, frame.size)
+                if site["scale"] is not None:
+                    raise ModelError(
+                        f"{what} subsamples plate {frame.name!r} inside a scan, or scales the site {name!r} there; "
+                        "minibatches of time series need the plate outside: drop subsample_size."
+                    )
+    return list(found.values())
 
 
 def _latent(site, what):
     name, fn = site["name"], site["fn"]
-    if isinstance(fn, MaskedDistribution):
+    layers = [fn]
+    while hasattr(layers[-1], "base_dist"):
+        layers.append(layers[-1].base_dist)
+    if any(isinstance(layer, MaskedDistribution) for layer in layers):
         raise ModelError(
             f"{what} masks the latent {name!r}, so part of it has no prior; "
             "sample only what is missing (an index instead of obs_mask or handlers.mask)."
         )
-    if isinstance(fn, Delta):
+    if any(isinstance(layer, Delta) for layer in layers):
         raise ModelError(f"{what} samples {name!r} from a Delta; use numpyro.deterministic.")
     if fn.support is None or fn.support.is_discrete:
         raise ModelError(
