@@ -39,8 +39,7 @@ estimator is noisier and not quite done by then).
 SCALING = """\
 Simulated data of the same model, a process to every case. *Set-up* goes from the silos' arrays to the state before
 the first round; *compilation* is the first call of the loop; memory is the peak of the process above that of one
-that only imports. The cases take turns, in {passes} passes, and the smallest figure counts. *Ragged* silos hold 5
-to 15 units.
+that only imports. The cases take turns; every figure is the smallest of {passes}. *Ragged* silos hold 5 to 15 units.
 """
 
 
