@@ -22,7 +22,7 @@ from .._types import Theta
 from ..errors import ModelError
 from ..families import Local, StructuredLocal
 from ..model import SiloData, StructuredModel
-from .exactness import same_density
+from .exactness import same_density, stack
 
 MAX_BUCKETS = 8
 MAX_SHAPES = 8
@@ -160,7 +160,7 @@ def _volume(silo):
 
 def _concatenate(model, names, group, axes) -> SiloData | None:
     values = {
-        name: group[0].values[name] if axis is None else jnp.concatenate([silo.values[name] for silo in group], axis)
+        name: group[0].values[name] if axis is None else _join([silo.values[name] for silo in group], axis)
         for name, axis in axes.items()
     }
     program = _try_shapes(model, names[0], group[0], values)
@@ -173,7 +173,7 @@ def _concatenate(model, names, group, axes) -> SiloData | None:
         fixed = plate.name not in units and {plate.size} == set(sizes)
         if plate.size != sum(sizes) and not fixed:
             return None
-    units = {plate: jnp.concatenate([silo.ids.units[plate] for silo in group], axis=1) for plate in group[0].ids.units}
+    units = {plate: _join([silo.ids.units[plate] for silo in group], 1) for plate in group[0].ids.units}
     return SiloData(values, {}, Local(group[0].ids.silo, units), program)
 
 
@@ -195,16 +195,17 @@ def _stacked(model, names, group, theta) -> list[Batch]:
     if len(same_shape) > 1:
         padded = _padded(model, names, group, theta)
         if padded is not None:
-            return [Batch(tuple(names), _stack(padded), True, tuple(map(unit_counts, group)))]
+            return [Batch(tuple(names), stack(padded), True, tuple(map(unit_counts, group)))]
     batches = []
     for members in same_shape.values():
         own_names, own = zip(*members, strict=True)
-        batches.append(Batch(own_names, _stack(own), True, tuple(map(unit_counts, own))))
+        batches.append(Batch(own_names, stack(own), True, tuple(map(unit_counts, own))))
     return batches
 
 
-def _stack(group):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *group)
+def _join(leaves, axis):
+    """Concatenate on the host: XLA would compile anew for every number of arrays."""
+    return jnp.asarray(np.concatenate([np.asarray(leaf) for leaf in leaves], axis))
 
 
 def _padded(model, names, group, theta) -> list[SiloData] | None:

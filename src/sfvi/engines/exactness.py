@@ -1,6 +1,7 @@
 """Does another arrangement of the same silos have the same log density?"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -44,7 +45,7 @@ def _densities(silos, theta):
     for group in same_shape.values():
         for seed in range(POINTS):
             locals_ = [_point(silo, seed) for silo in group]
-            z_local, stacked = (jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (locals_, group))
+            z_local, stacked = (stack(trees) for trees in (locals_, group))
             terms = _evaluate(jax.tree.map(_double, stacked), z_local, _shift(theta, seed), seed)
             for site, values in terms.items():
                 found = total.setdefault(site, [0.0] * POINTS)
@@ -67,6 +68,11 @@ def _evaluate(silos, z_locals, theta, seed):
 
     values, gradients = totals(z_global), jax.jacrev(totals)(z_global)
     return {site: jnp.append(gradients[site], value) for site, value in values.items()}
+
+
+def stack(trees: Sequence) -> Any:
+    """Stack trees of arrays on a new first axis, on the host: XLA would compile anew for every number of them."""
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack([np.asarray(leaf) for leaf in leaves])), *trees)
 
 
 def _point(silo, seed):
