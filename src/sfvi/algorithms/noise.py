@@ -1,14 +1,12 @@
-"""Noise of the local latents: a function of (key, unit, round) and of nothing else.
+r"""The noise of a step, a function of keys, rounds and units and of nothing else.
 
-Neither the position of a unit in a silo's arrays, nor padding, nor the way an engine batches silos changes a digit.
-One call of JAX's own counter-based generator serves all units; `jax.random` with one key per unit would cost several
-times as much.
+$\epsilon_G$ is the same at the server and in every silo; $\epsilon_L$ belongs to a unit, and neither its position in a
+silo's arrays, nor padding, nor the way an engine batches silos changes a digit of it.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int, UInt32
 
 from .._types import Indices, Key
@@ -18,9 +16,19 @@ from ..model import SiloData
 Words = UInt32[Array, " n"]
 KeyWords = UInt32[Array, "*n"]
 
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = np.uint32(0x1BD11BDA)
+
+
+def global_noise(key: Key, num_samples: int, size: int, dtype) -> Float[Array, "samples size"]:
+    r"""Draw $\epsilon_G$ from the key of the round."""
+    counter = jnp.arange(num_samples * size, dtype=jnp.uint32)
+    left, right = jax.random.key_data(key)
+    return _normal(*_encrypt((left, right), jnp.zeros_like(counter), counter), dtype).reshape(num_samples, size)
+
 
 def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indices, num_samples: int, dtype) -> Local:
-    """Draw standard normals of shape (samples, block, units) for every part of a silo.
+    r"""Draw $\epsilon_L$, of shape (samples, block, units) for every part of a silo.
 
     Args:
         key: The silo's key, the same in all rounds. Silos may share it: their units differ.
@@ -31,16 +39,16 @@ def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indice
         dtype: Of the noise.
     """
     layout = data.program.layout
+    round_key = jax.random.fold_in(key, round)
 
     def draw(part, ids, block):
         lanes, size = num_samples * block, ids.shape[1]
-        words = jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, part), round), (2, lanes), jnp.uint32)
-        if lanes == 1:  # the same key for all: half the work
-            encrypted = _encrypt((words[0, 0], words[1, 0]), ids[0], ids[1])
-        else:
-            # One long axis: XLA's CPU loops are vectorized over the last axis only.
-            lane_key = (jnp.repeat(words[0], size), jnp.repeat(words[1], size))
-            encrypted = _encrypt(lane_key, jnp.tile(ids[0], lanes), jnp.tile(ids[1], lanes))
+        left, right = jax.random.key_data(round_key)
+        counter = jnp.arange(lanes, dtype=jnp.uint32)
+        words = _encrypt((left, right), jnp.full_like(counter, part), counter)  # a key for each lane
+        # One long axis: XLA's CPU loops are vectorized over the last axis only.
+        lane_key = (jnp.repeat(words[0], size), jnp.repeat(words[1], size))
+        encrypted = _encrypt(lane_key, jnp.tile(ids[0], lanes), jnp.tile(ids[1], lanes))
         return _normal(*encrypted, dtype).reshape(num_samples, block, -1)
 
     def draw_all():
@@ -67,9 +75,20 @@ def _materialized(round, make):
 
 
 def _encrypt(key: tuple[KeyWords, KeyWords], left: Words, right: Words) -> tuple[Words, Words]:
-    """Threefry-2x32 of pairs of counter words, each with its own pair of key words."""
-    first, second = jnp.split(threefry_2x32(key, jnp.concatenate([left, right])), 2)
-    return first, second
+    """Threefry-2x32, JAX's own generator, of pairs of counter words under one key or a key for each.
+
+    `jax.random` would want a key object for every unit, and rolls the twenty rounds into a loop, which costs more than
+    the rest of a step; written out they are one vectorized pass.
+    """
+    schedule = (*key, key[0] ^ key[1] ^ PARITY)
+    left, right = left + schedule[0], right + schedule[1]
+    for group in range(5):
+        for bits in ROTATIONS[group % 2]:
+            left = left + right
+            right = left ^ ((right << np.uint32(bits)) | (right >> np.uint32(32 - bits)))
+        left = left + schedule[(group + 1) % 3]
+        right = right + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return left, right
 
 
 def _normal(left: Words, right: Words, dtype) -> Float[Array, " n"]:

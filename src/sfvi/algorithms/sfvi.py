@@ -17,7 +17,7 @@ from ..families import AbstractGlobalFamily, Local, StructuredLocal
 from ..model import SiloData, StructuredModel
 from ..objectives import Estimator, freezer, server_term, silo_term
 from . import local_params
-from .noise import local_noise
+from .noise import global_noise, local_noise
 
 MAX_FULL = 200  # global dimensions up to which the default family has full covariance
 
@@ -224,9 +224,8 @@ class BoundSFVI(NamedTuple):
         return self.options.local_optimizer or self.options.optimizer
 
     def _global_noise(self, broadcast):
-        shape = (self.options.num_samples, broadcast.family.noise_size)
-        dtype = broadcast.family.center.dtype
-        return jax.random.normal(broadcast.key, shape, dtype)
+        family = broadcast.family
+        return global_noise(broadcast.key, self.options.num_samples, family.noise_size, family.center.dtype)
 
     def _mean(self, term, params, noises):
         """Average a term over Monte Carlo samples, the first axis of the noises."""
