@@ -54,9 +54,8 @@ class Loop(eqx.Module):
             silos.append(jax.vmap(start)(data) if stacked else start(data))
         return State(server, tuple(silos))
 
-    def round(self, key: Key, state: State) -> tuple[State, Scalar]:
+    def round(self, server_key: Key, silo_key: Key, state: State) -> tuple[State, Scalar]:
         """Do one round: broadcast, every silo's step, the server's step. Returns the ELBO estimate too."""
-        server_key, silo_key = keys(key)
         broadcast = self.algorithm.broadcast(server_key, state.server)
 
         def step(state, data):
@@ -80,12 +79,14 @@ class Loop(eqx.Module):
     def run(self, key: Key, state: State, num_rounds: Int[Array, ""]) -> Chunk:
         """Do up to `num_rounds` rounds; stop after one whose ELBO is not finite."""
 
+        server_key, silo_key = keys(key)
+
         def going(chunk):
             last = chunk.elbo[jnp.maximum(chunk.rounds - 1, 0)]
             return (chunk.rounds < num_rounds) & jnp.isfinite(last)
 
         def advance(chunk):
-            state, elbo = self.round(key, chunk.state)
+            state, elbo = self.round(server_key, silo_key, chunk.state)
             return Chunk(state, chunk.rounds + 1, chunk.elbo.at[chunk.rounds].set(elbo))
 
         trace = jnp.zeros(MAX_CHUNK, jnp.result_type(float))
