@@ -78,7 +78,6 @@ class Loop(eqx.Module):
     @eqx.filter_jit
     def run(self, key: Key, state: State, num_rounds: Int[Array, ""]) -> Chunk:
         """Do up to `num_rounds` rounds; stop after one whose ELBO is not finite."""
-
         server_key, silo_key = keys(key)
 
         def going(chunk):
