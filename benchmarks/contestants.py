@@ -184,7 +184,7 @@ def federated(
         while left:
             chunk = rounds.run(key, state, jnp.asarray(min(left, loop.MAX_CHUNK)))
             size = int(chunk.rounds)
-            parts.append(np.asarray(chunk.elbo[:size]))
+            parts.append(np.asarray(chunk.trace["elbo"][:size]))
             state, left = chunk.state, left - size
         return state, np.concatenate(parts)
 
@@ -199,5 +199,5 @@ def prepare(silos: Mapping[str, Data], algorithm: SFVI, *, merge: bool) -> tuple
     theta = model.initial_theta(key, data)
     bound = algorithm.bind(model)
     batches = batching.plan(model, data, theta, merge=merge and bound.additive)
-    rounds = loop.build(bound, batches)
+    rounds = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})
     return rounds, rounds.init(key, theta)

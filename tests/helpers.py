@@ -13,6 +13,7 @@ from numpyro.infer.util import log_density
 
 import sfvi
 from sfvi import families
+from sfvi.algorithms import participation
 from sfvi.engines import batching, loop
 
 GLOBAL_FAMILIES = {
@@ -129,37 +130,50 @@ def linear_posterior(data) -> Exact:
 # Rounds by hand, silo by silo: the reference against which batching and engines are compared.
 
 
-def bind(model, silos, *, unit_ids=None, **options):
+def bind(model, silos, *, unit_ids=None, algorithm=sfvi.SFVI, **options):
     data = {
         name: model.silo_data(name, silos[name], unit_ids=None if unit_ids is None else unit_ids[name])
         for name in sorted(silos)
     }
     theta = model.initial_theta(jax.random.key(0), data)
-    return sfvi.SFVI(**options).bind(model), data, theta
+    return algorithm(**options).bind(model), data, theta
+
+
+def unit_numbers(data):
+    return jnp.stack([silo.num_units for silo in data.values()])
+
+
+def everyone(number):
+    return participation.Participants(jnp.arange(number), jnp.ones(number))
 
 
 def run_one_by_one(algorithm, data, theta, key, num_rounds):
     """Every silo by itself, replies stacked by name: what a deployment does."""
     server_key, silo_key = loop.keys(key)
-    server = algorithm.server_init(server_key, theta)
-    states = {name: algorithm.silo_init(silo_key, silo) for name, silo in data.items()}
+    server = algorithm.server_init(server_key, theta, unit_numbers(data))
+    broadcast = algorithm.broadcast(server_key, server)
+    states = {name: algorithm.silo_init(silo_key, broadcast, silo) for name, silo in data.items()}
     steps = {name: jax.jit(lambda k, s, b, d: algorithm.silo_step(k, s, b, d)) for name in data}
-    server_step = jax.jit(algorithm.server_step)
+    server_step, names = jax.jit(algorithm.server_step), list(data)
     for _ in range(num_rounds):
         broadcast = algorithm.broadcast(server_key, server)
+        drawn = algorithm.participants(server_key, server)
+        present = [int(i) for i, weight in zip(*drawn, strict=True) if weight > 0]
         replies = []
-        for name, silo in data.items():
-            states[name], reply, _ = steps[name](silo_key, states[name], broadcast, silo)
+        for name in (names[i] for i in present):
+            states[name], reply, _ = steps[name](silo_key, states[name], broadcast, data[name])
             replies.append(reply)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-        server, _ = server_step(server, broadcast, stacked)
-    return server, {name: state.family for name, state in states.items()}
+        weights = jnp.array([weight for weight in drawn.weight if weight > 0])
+        server, _ = server_step(server, broadcast, stacked, participation.Participants(jnp.array(present), weights))
+    broadcast = algorithm.broadcast(server_key, server)
+    return server, {name: algorithm.silo_finish(silo_key, states[name], broadcast, data[name]) for name in names}
 
 
 def run_batched(model, algorithm, data, theta, key, num_rounds, *, merge):
     """The in-process engine's way, returning the families by silo too."""
     batches = batching.plan(model, data, theta, merge=merge)
-    rounds = loop.build(algorithm, batches)
+    rounds = loop.build(algorithm, batches, {name: silo.num_units for name, silo in data.items()})
     state = rounds.init(key, theta)
     done = 0
     while done < num_rounds:
@@ -167,8 +181,8 @@ def run_batched(model, algorithm, data, theta, key, num_rounds, *, merge):
         state = rounds.run(key, state, jnp.asarray(size)).state
         done += size
     families_ = {}
-    for batch, silo in zip(batches, state.silos, strict=True):
-        families_ |= batching.local_families(batch, silo.family)
+    for batch, family in zip(batches, rounds.finish(key, state), strict=True):
+        families_ |= batching.local_families(batch, family)
     return state.server, families_, batches
 
 

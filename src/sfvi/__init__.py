@@ -1,13 +1,15 @@
 """Structured federated variational inference: hierarchical Bayesian models over data that may not be pooled."""
 
 from . import data, families, zoo
-from .algorithms import SFVI
+from .algorithms import SFVI, FastStart, SFVIAvg, participation
 from .convergence import Check, Convergence, StoppingRule
 from .engines.progress import RunProgress
 from .errors import ArchiveError, DataError, DivergenceError, ModelError, OptionError, SfviError
-from .fitting import Fit, fit, load
+from .fitting import fit
 from .model import StructuredModel
 from .posterior import GlobalPosterior, SiloPosterior
+from .results import Fit, load
+from .silo_fitting import fit_silo
 
 __all__ = [
     "SFVI",
@@ -16,11 +18,13 @@ __all__ = [
     "Convergence",
     "DataError",
     "DivergenceError",
+    "FastStart",
     "Fit",
     "GlobalPosterior",
     "ModelError",
     "OptionError",
     "RunProgress",
+    "SFVIAvg",
     "SfviError",
     "SiloPosterior",
     "StoppingRule",
@@ -28,6 +32,8 @@ __all__ = [
     "data",
     "families",
     "fit",
+    "fit_silo",
     "load",
+    "participation",
     "zoo",
 ]

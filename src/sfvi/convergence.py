@@ -61,6 +61,12 @@ class StoppingRule:
     drift: float = 0.05
     patience: int = 2
 
+    @classmethod
+    def for_rounds_of(cls, num_steps: int) -> "StoppingRule":
+        """The default rule for rounds of so many local steps: fewer rounds, at least 12, hold as many steps."""
+        every = max(2, round(250 / num_steps))
+        return cls(check_every=every, min_rounds=6 * every)
+
     def __post_init__(self):
         whole = all(isinstance(n, int) for n in (self.check_every, self.min_rounds, self.patience))
         if not (whole and self.check_every >= 1 and self.patience >= 1 and self.tolerance >= 0 and self.drift > 0):

@@ -1,126 +1,32 @@
 """The front door: `sfvi.fit`."""
 
 import dataclasses
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import archive
 from ._random import as_key
-from ._types import Key, Theta
-from .algorithms import SFVI, AlgorithmOptions
-from .convergence import Check, Convergence, StoppingRule
+from ._types import Key
+from .algorithms import SFVI, AlgorithmOptions, FederatedAlgorithm
+from .convergence import StoppingRule
 from .engines import batching, in_process, loop
 from .engines.checkpoint import Checkpoint
 from .engines.diagnosis import find_culprit
 from .engines.progress import RunProgress
-from .errors import ArchiveError, DataError, DivergenceError, OptionError
+from .errors import DataError, DivergenceError, OptionError
+from .families import StructuredLocal
 from .model import StructuredModel
 from .posterior import GlobalPosterior, SiloPosterior
+from .results import Fit
+from .run_checks import check_ids, check_support, fingerprint
 
-FIT_KIND = "fit"
-
-
-class Fit:
-    """The result of a run.
-
-    Attributes:
-        posterior: The global posterior.
-        elbo: The ELBO estimate of every round; it rises, with noise.
-        convergence: Evidence of the stopping rule, or None if none was asked for.
-        seconds: Time spent in rounds, compilation left out; None for a loaded fit.
-    """
-
-    def __init__(
-        self,
-        posterior: GlobalPosterior,
-        silos: Mapping[str, SiloPosterior],
-        elbo: np.ndarray,
-        convergence: Convergence | None,
-        seconds: float | None,
-    ):
-        self.posterior = posterior
-        self._silos = dict(silos)
-        self.elbo = elbo
-        self.convergence = convergence
-        self.seconds = seconds
-
-    def __repr__(self) -> str:
-        level = f", ELBO {self.elbo[-100:].mean():,.2f}" if len(self.elbo) else ""
-        verdict = "" if self.convergence is None else f"; {self.convergence.verdict}"
-        return f"<Fit: {len(self._silos)} silos, {len(self.elbo)} rounds{level}{verdict}>"
-
-    @property
-    def theta(self) -> Theta:
-        r"""The fitted $\theta$ in the model's own space."""
-        return self.posterior.theta
-
-    @property
-    def silo_names(self) -> list[str]:
-        """Names of the silos."""
-        return list(self._silos)
-
-    def silo(self, name: str) -> SiloPosterior:
-        """The posterior of one silo's latents."""
-        if name not in self._silos:
-            raise OptionError(f"There is no silo {name!r}; there are {', '.join(map(repr, self._silos))}.")
-        return self._silos[name]
-
-    def save(self, folder: str | os.PathLike) -> None:
-        """Write `global.npz`, `fit.npz` (ELBO and evidence) and `silos/<name>.npz`, each complete by itself."""
-        folder = Path(folder)
-        self.posterior.save(folder / "global.npz")
-        evidence = None
-        if self.convergence is not None:
-            checks = [check._asdict() for check in self.convergence.checks]
-            evidence = {**self.convergence._asdict(), "checks": checks}
-        header = {"kind": FIT_KIND, "silos": self.silo_names, "convergence": evidence}
-        archive.write(folder / "fit.npz", {"elbo": self.elbo}, header)
-        for name, silo in self._silos.items():
-            silo.save(folder / "silos" / _file_name(name))
-
-
-def _file_name(silo):
-    """A file name for any silo name; long ones are cut and told apart by a number."""
-    quoted = quote(silo, safe="", errors="surrogatepass")
-    if len(quoted) > 100:
-        quoted = f"{quoted[:80]}-{hashlib.sha256(silo.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
-    return f"{quoted}.npz"
-
-
-def load(folder: str | os.PathLike, model: StructuredModel, silos: Mapping[str, Any]) -> Fit:
-    """Read a fit written by `Fit.save`, for the model and data that made it.
-
-    Args:
-        folder: Where it was saved.
-        model: The model.
-        silos: Data of the silos to load; some or all of those fitted.
-    """
-    folder = Path(folder)
-    if folder.is_file():
-        raise ArchiveError(
-            f"{str(folder)!r} is a file; sfvi.load takes the folder that Fit.save wrote. A single file is read by "
-            "GlobalPosterior.load or SiloPosterior.load."
-        )
-    posterior = GlobalPosterior.load(folder / "global.npz", model)
-    arrays, header = archive.read(folder / "fit.npz", kind=FIT_KIND)
-    loaded = {
-        name: SiloPosterior.load(folder / "silos" / _file_name(name), model, data) for name, data in silos.items()
-    }
-    evidence = header["convergence"]
-    if evidence is not None:
-        checks = tuple(Check(**check) for check in evidence["checks"])
-        evidence = Convergence(**{**evidence, "checks": checks})
-    return Fit(posterior, loaded, arrays["elbo"], evidence, None)
+STAGE_STREAM = 2  # keys 0 and 1 are those of the server and the silos, see `loop.keys`
 
 
 def fit(
@@ -132,6 +38,7 @@ def fit(
     algorithm: AlgorithmOptions | None = None,
     until_converged: bool | StoppingRule = False,
     unit_ids: Mapping[str, Any] | None = None,
+    num_units: Mapping[str, float] | None = None,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: float = 30.0,
     callback: Callable[[RunProgress], None] | None = None,
@@ -143,10 +50,11 @@ def fit(
         model: The model.
         silos: Data by silo name, each as the silo program expects them.
         key: Of all randomness; the same key gives the same result, bit for bit.
-        num_rounds: Rounds, or their upper limit with `until_converged`.
-        algorithm: `SFVI(...)`, the default.
+        num_rounds: Rounds, or their upper limit with `until_converged`; those of a fast start come on top.
+        algorithm: `SFVI(...)`, the default, or `SFVIAvg(...)`.
         until_converged: True, or a `StoppingRule`, to stop when the result no longer moves.
         unit_ids: For each silo the ids of its units (see `StructuredModel.silo_data`).
+        num_units: For each silo the number of its exchangeable units (see `StructuredModel.silo_data`).
         checkpoint: A file; if it exists the run continues from it, to the same digits.
         checkpoint_every: Seconds between saves.
         callback: Receives a `RunProgress` several times a second.
@@ -156,57 +64,139 @@ def fit(
         ModelError, DataError, OptionError: Before any round, for bad input.
         DivergenceError: If NaN or a runaway ELBO appears; it carries the fit of the last good round.
     """
-    rule = _stopping_rule(until_converged)
     if not isinstance(model, StructuredModel):
         raise OptionError(f"model is {model!r}; give a StructuredModel.")
-    _check_silos(silos, unit_ids)
+    _check_silos(silos, unit_ids=unit_ids, num_units=num_units)
     _check_options(num_rounds, checkpoint, checkpoint_every, callback)
     run_key = as_key(key)
     algorithm = SFVI() if algorithm is None else algorithm
     if isinstance(algorithm, type) or not isinstance(algorithm, AlgorithmOptions):
-        raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...).")
+        raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...) or sfvi.SFVIAvg(...).")
     data = {
-        name: model.silo_data(name, silos[name], unit_ids=None if unit_ids is None else unit_ids[name])
+        name: model.silo_data(name, silos[name], unit_ids=(unit_ids or {}).get(name), num_units=(num_units or {}).get(name))
         for name in sorted(silos)
     }
-    _check_ids(data)
+    check_ids(data)
     theta = model.initial_theta(run_key, data)
-    bound = algorithm.bind(model)
+    rule = _stopping_rule(until_converged, algorithm.bind(model).steps_per_round)
+    print_ = fingerprint(model, data, run_key, algorithm) if checkpoint is not None else None
+    done: list[_Stage] = []
+    stages = algorithm.stages()
+    for position, (options, rounds) in enumerate(stages):
+        last = position == len(stages) - 1
+        stage_key = run_key if last else jax.random.fold_in(run_key, STAGE_STREAM + position)
+        stage = _prepare(model, data, theta, options, stage_key, done[-1] if done else None)
+        saved = None
+        if checkpoint is not None and print_ is not None:
+            path = Path(checkpoint) if last else Path(f"{os.fspath(checkpoint)}.start{position}")
+            saved = Checkpoint(path, print_, every=checkpoint_every)
+        outcome = in_process.run(
+            stage.loop,
+            stage_key,
+            stage.state,
+            num_rounds if rounds is None else rounds,
+            rule=rule if last else None,
+            checkpoint=saved,
+            callback=callback,
+            progress=progress,
+        )
+        done.append(_finish(stage, outcome))
+        if outcome.failed_round is not None:
+            _raise_divergence(done[-1], data, _result(model, data, done))
+    return _say(_result(model, data, done), done)
+
+
+class _Stage(NamedTuple):
+    """One algorithm's part of a run, before and after."""
+
+    bound: FederatedAlgorithm
+    batches: list[batching.Batch]
+    loop: loop.Loop
+    key: Key
+    state: loop.State
+    families: dict[str, StructuredLocal]
+    outcome: in_process.Outcome | None
+
+
+def _prepare(model, data, theta, options, key, before) -> _Stage:
+    """Everything before a stage's first round; it starts where the one before ended."""
+    bound = options.bind(model)
     batches = batching.plan(model, data, theta, merge=bound.additive)
-    _check_support(theta, data, batches)
-    rounds = loop.build(bound, batches)
-    state = rounds.init(run_key, theta)
-    saved = None
-    if checkpoint is not None:
-        saved = Checkpoint(checkpoint, _fingerprint(model, data, run_key, algorithm), every=checkpoint_every)
-    outcome = in_process.run(
-        rounds, run_key, state, num_rounds, rule=rule, checkpoint=saved, callback=callback, progress=progress
-    )
-    result = _result(model, data, batches, outcome)
-    if outcome.convergence is not None and not outcome.convergence.converged and outcome.failed_round is None:
-        warnings.warn(f"{outcome.convergence.verdict} Raise num_rounds.", stacklevel=2)
+    rounds = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})
+    if before is None:
+        check_support(theta, data, batches)
+        state = rounds.init(key, theta)
+    else:
+        families = tuple(batching.batch_family(batch, before.families) for batch in batches)
+        state = rounds.adopt(key, before.outcome.state.server.shared, families)
+    return _Stage(bound, batches, rounds, key, state, {}, None)
+
+
+def _finish(stage, outcome) -> _Stage:
+    """Take each silo's local family; after a failure as it is, without a refit."""
+    rounds = stage.loop
     if outcome.failed_round is not None:
-        _raise_divergence(bound, run_key, data, batches, outcome, result)
+        elbo = stage.bound.elbo
+        plain = stage.bound._replace(elbo=elbo._replace(options=dataclasses.replace(elbo.options, refit_steps=0)))
+        rounds = dataclasses.replace(rounds, algorithm=plain)
+    families = {}
+    for batch, family in zip(stage.batches, rounds.finish(stage.key, outcome.state), strict=True):
+        families |= batching.local_families(batch, family)
+    return stage._replace(families=families, outcome=outcome)
+
+
+def _result(model, data, done) -> Fit:
+    stage = done[-1]
+    shared, elbo = stage.outcome.state.server.shared, stage.bound.elbo
+    theta = model.constrain_theta(shared.theta, data)
+    posterior = GlobalPosterior(model, shared, theta, elbo.options.local_family)
+    silos = {
+        name: SiloPosterior(name, posterior, elbo.local(shared, stage.families[name], silo), silo)
+        for name, silo in data.items()
+    }
+    traces = [part.outcome.history.trace for part in done]
+    lengths = [len(trace["elbo"]) for trace in traces]
+    names = sorted(set().union(*traces))
+    trace = {
+        name: np.concatenate([t.get(name, np.full(n, np.nan)) for t, n in zip(traces, lengths, strict=True)])
+        for name in names
+    }
+    present = None
+    if any(part.bound.elbo.options.participation.partial for part in done):
+        present = np.concatenate([_present(part, n) for part, n in zip(done, lengths, strict=True)])
+    seconds = sum(part.outcome.seconds for part in done)
+    return Fit(posterior, silos, trace, present, stage.outcome.convergence, seconds)
+
+
+def _present(stage, num_rounds):
+    """Who took part in which round: a function of the key, so nothing had to be recorded."""
+    server_key, _ = loop.keys(stage.key)
+    server = stage.outcome.state.server
+
+    @jax.jit
+    def one(number):
+        drawn = stage.bound.participants(server_key, server._replace(round=number))
+        return jnp.zeros(len(server.num_units), bool).at[drawn.index].set(drawn.weight > 0)
+
+    return np.asarray(jax.lax.map(one, jnp.arange(num_rounds, dtype=jnp.int32)))
+
+
+def _say(result, done) -> Fit:
+    """Warn of what a user should know."""
+    convergence = result.convergence
+    if convergence is not None and not convergence.converged:
+        warnings.warn(f"{convergence.verdict} Raise num_rounds.", stacklevel=3)
+    for stage in done:
+        for remark in stage.bound.remarks(stage.outcome.history.trace):
+            warnings.warn(remark, stacklevel=3)
     return result
 
 
-def _result(model, data, batches, outcome) -> Fit:
-    server = outcome.state.server
-    theta = model.constrain_theta(server.theta, data)
-    shared = GlobalPosterior(model, server.family, server.theta, theta)
-    families = {}
-    for batch, state in zip(batches, outcome.state.silos, strict=True):
-        families |= batching.local_families(batch, state.family)
-    silos = {name: SiloPosterior(name, shared, families[name], data[name]) for name in data}
-    return Fit(shared, silos, outcome.history.elbo, outcome.convergence, outcome.seconds)
-
-
-def _raise_divergence(bound, key, data, batches, outcome, result):
-    states = {}
-    for batch, state in zip(batches, outcome.state.silos, strict=True):
-        families = batching.local_families(batch, state.family)
-        states |= {name: state._replace(family=family) for name, family in families.items()}
-    culprit = find_culprit(bound, loop.keys(key), outcome.state.server, states, data)
+def _raise_divergence(stage, data, result):
+    outcome, silos = stage.outcome, {}
+    for batch, state in zip(stage.batches, outcome.state.silos, strict=True):
+        silos |= batching.members(batch, state, data)
+    culprit = find_culprit(stage.bound, loop.keys(stage.key), outcome.state.server, silos)
     where = "at the server" if culprit.silo is None else f"in silo {culprit.silo!r}"
     raise DivergenceError(
         f"Round {outcome.failed_round} broke {where} at site {culprit.site!r}: {culprit.symptom}; lower the step size, "
@@ -218,25 +208,27 @@ def _raise_divergence(bound, key, data, batches, outcome, result):
     )
 
 
-def _stopping_rule(until_converged):
+def _stopping_rule(until_converged, steps_per_round):
     if isinstance(until_converged, StoppingRule):
         return until_converged
     if not isinstance(until_converged, bool):
         raise OptionError(f"until_converged is {until_converged!r}; give True, False or a StoppingRule.")
-    return StoppingRule() if until_converged else None
+    return StoppingRule.for_rounds_of(steps_per_round) if until_converged else None
 
 
-def _check_silos(silos, unit_ids):
+def _check_silos(silos, **by_silo):
     if not isinstance(silos, Mapping) or not silos:
         raise DataError("silos must be a mapping from silo name to data, with at least one silo.")
     for name in silos:
         if not isinstance(name, str) or not name:
             raise DataError(f"A silo is named {name!r}; names must be non-empty strings.")
-    if unit_ids is None:
-        return
-    if not isinstance(unit_ids, Mapping) or set(unit_ids) != set(silos):
-        odd = sorted(set(unit_ids) ^ set(silos)) if isinstance(unit_ids, Mapping) else sorted(silos)
-        raise OptionError(f"unit_ids must map every silo to its ids; check {odd}.")
+    for option, given in by_silo.items():
+        if given is None:
+            continue
+        if not isinstance(given, Mapping) or set(given) != set(silos):
+            odd = sorted(set(given) ^ set(silos)) if isinstance(given, Mapping) else sorted(silos)
+            what = "its ids" if option == "unit_ids" else "its number"
+            raise OptionError(f"{option} must map every silo to {what}; check {odd}.")
 
 
 def _check_options(num_rounds, checkpoint, checkpoint_every, callback):
@@ -248,76 +240,3 @@ def _check_options(num_rounds, checkpoint, checkpoint_every, callback):
         raise OptionError(f"checkpoint_every is {checkpoint_every!r}; give seconds, not negative.")
     if callback is not None and not callable(callback):
         raise OptionError(f"callback is {callback!r}; give a function.")
-
-
-def _check_support(theta, data, batches):
-    """Refuse observations that their distribution cannot produce; silo by silo only if a batch has any."""
-
-    @eqx.filter_jit
-    def count(silo):
-        return silo.program.violations(theta, silo)
-
-    for batch in batches:
-        found = eqx.filter_vmap(count)(batch.data) if batch.stacked else count(batch.data)
-        if not any(bool(jnp.any(number > 0)) for number in found.values()):
-            continue
-        for name in batch.names:
-            for site, number in count(data[name]).items():
-                if number > 0:
-                    raise DataError(
-                        f"Silo {name!r}: the observed site {site!r} has {int(number)} values that its distribution "
-                        "cannot produce; check the coding of the data, or choose another distribution."
-                    )
-
-
-def _check_ids(data):
-    """No unit, and no silo, may stand twice under the same words: their noise would be the same."""
-    claims: dict[str, list] = {}
-    for position, silo in enumerate(data.values()):
-        parts = {"the silo": silo.ids.silo} | {f"plate {p!r}": ids for p, ids in silo.ids.units.items()}
-        for what, ids in parts.items():
-            words = np.asarray(ids).astype(np.uint64)
-            claims.setdefault(what, []).append((words[0] << np.uint64(32) | words[1], position))
-    names = list(data)
-    for what, parts in claims.items():
-        words = np.concatenate([words for words, _ in parts])
-        owners = np.concatenate([np.full(len(words), position) for words, position in parts])
-        order = np.argsort(words, kind="stable")
-        again = np.flatnonzero(words[order][1:] == words[order][:-1])
-        if len(again):
-            first, second = (names[owners[order[again[0] + step]]] for step in (0, 1))
-            unit = words[order[again[0]]] & np.uint64(0xFFFFFFFF)
-            raise OptionError(
-                f"Silos {first!r} and {second!r} share an id ({what}, id {unit}); ids must be unique, or rename one of "
-                "the silos."
-            )
-
-
-def _fingerprint(model, data, key, algorithm):
-    """What a run is: model, silos, data, key and options, each hashed."""
-    programs = {silo.program: silo for silo in data.values()}
-    prints = sorted(program.fingerprint(silo) for program, silo in programs.items())
-    contents = hashlib.sha256("".join(silo.fingerprint() for silo in data.values()).encode())
-    ids = hashlib.sha256()
-    for silo in data.values():
-        for leaf in jax.tree.leaves(silo.ids):
-            ids.update(np.asarray(leaf).tobytes())
-    return {
-        "precision": str(jnp.result_type(float)),
-        "model": "".join([model.population.fingerprint(), *prints]),
-        "set of silos": ",".join(data),
-        "data set": contents.hexdigest(),
-        "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
-        "algorithm or option of it": _describe_options(algorithm),
-        "assignment of unit_ids": ids.hexdigest(),
-    }
-
-
-def _describe_options(algorithm):
-    """The algorithm and those of its options that have a plain value; functions cannot be compared."""
-    plain = {
-        field.name: getattr(algorithm, field.name)
-        for field in dataclasses.fields(algorithm)
-        if isinstance(getattr(algorithm, field.name), int | float | str)
-    }
-    return f"{type(algorithm).__name__}({plain})"

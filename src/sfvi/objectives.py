@@ -6,10 +6,11 @@ $z_G$ or $z_L$ themselves; "reparameterization" stops nothing. Values are the sa
 """
 
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
+import equinox as eqx
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from ._types import Indices, Scalar, Theta
 from .errors import OptionError
@@ -20,32 +21,39 @@ Estimator = Literal["stl", "reparameterization"]
 Tree = TypeVar("Tree")
 
 
+class Shared(NamedTuple):
+    r"""The parameters that all silos share.
+
+    Attributes:
+        family: $q(z_G; \eta_G)$.
+        theta: $\theta$, in unconstrained space.
+        network: $\phi$, weights of an inference network; None without one.
+    """
+
+    family: AbstractGlobalFamily
+    theta: Theta
+    network: PyTree
+
+
 def server_term(
-    population: PopulationProgram,
-    family: AbstractGlobalFamily,
-    theta: Theta,
-    noise: Float[Array, " n_noise"],
-    *,
-    estimator: Estimator,
+    population: PopulationProgram, shared: Shared, noise: Float[Array, " n_noise"], *, estimator: Estimator
 ) -> Scalar:
     r"""Evaluate $\mathcal{L}_0 = \log p_\theta(z_G) - \log q(z_G; \eta_G)$ at $z_G = f_G(\epsilon_G)$.
 
     Args:
         population: $p_\theta(z_G)$.
-        family: $q(z_G; \eta_G)$.
-        theta: $\theta$.
+        shared: $\eta_G$ and $\theta$.
         noise: $\epsilon_G$.
         estimator: Which gradient this function has.
     """
     frozen = freezer(estimator)
-    z_global = family.sample(noise)
-    return population.log_prob(z_global, theta) - frozen(family).log_prob(z_global)
+    z_global = shared.family.sample(noise)
+    return population.log_prob(z_global, shared.theta) - frozen(shared.family).log_prob(z_global)
 
 
 def silo_term(
     data: SiloData,
-    family: AbstractGlobalFamily,
-    theta: Theta,
+    shared: Shared,
     local: StructuredLocal,
     noise: Float[Array, " n_noise"],
     local_noise: Local,
@@ -57,26 +65,31 @@ def silo_term(
 
     Args:
         data: $y_j$ and the silo's program.
-        family: $q(z_G; \eta_G)$.
-        theta: $\theta$.
+        shared: $\eta_G$ and $\theta$.
         local: $q(z_L \mid z_G)$ of the drawn units.
-        noise: $\epsilon_G$, the same at the server and in every silo.
+        noise: $\epsilon_G$.
         local_noise: $\epsilon_L$, the silo's own.
         indices: The drawn units of each subsampled plate.
         estimator: Which gradient this function has.
     """
     frozen = freezer(estimator)
-    z_global = family.sample(noise)
-    z_local = local.sample(local_noise, z_global - family.center)
-    log_q = frozen(local).log_prob(z_local, z_global - frozen(family.center))
-    log_p = data.program.log_prob(z_global, z_local, theta, data, indices)
+    center = shared.family.center
+    z_global = shared.family.sample(noise)
+    z_local = local.sample(local_noise, z_global, center)
+    log_q = frozen(local).log_prob(z_local, z_global, frozen(center))
+    log_p = data.program.log_prob(z_global, z_local, shared.theta, data, indices)
     return log_p - data.sum_units(log_q)
 
 
 def freezer(estimator: str) -> Callable[[Tree], Tree]:
     r"""What the estimator does to the parameters inside $\log q$."""
     if estimator == "stl":
-        return jax.lax.stop_gradient
+        return _stop_gradient
     if estimator == "reparameterization":
         return lambda tree: tree
     raise OptionError(f"estimator is {estimator!r}; choose 'stl' or 'reparameterization'.")
+
+
+def _stop_gradient(tree):
+    """Arrays only: an inference network holds functions too."""
+    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)

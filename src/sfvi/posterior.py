@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -15,17 +15,21 @@ from jaxtyping import Array
 from . import archive
 from ._random import as_key
 from ._types import Key, Theta
+from .algorithms import SFVI, Elbo
 from .errors import ArchiveError
 from .families import (
     AbstractGlobalFamily,
+    Amortized,
     BlockGaussian,
     FullGaussian,
     Local,
     LowRankGaussian,
     MeanFieldGaussian,
     StructuredLocal,
+    block,
 )
 from .model import SiloData, StructuredModel
+from .objectives import Shared
 
 if TYPE_CHECKING:
     import arviz
@@ -41,16 +45,21 @@ class GlobalPosterior:
 
     Attributes:
         model: The model.
-        family: $q(z_G)$ in unconstrained space.
-        free_theta: $\theta$ in unconstrained space.
+        shared: $\eta_G$, $\theta$ and $\phi$ in unconstrained space.
         theta: $\theta$ in the model's own space.
+        local_family: The family of the silos' latents that was fitted.
     """
 
-    def __init__(self, model: StructuredModel, family: AbstractGlobalFamily, free_theta: Theta, theta: Theta):
+    def __init__(self, model: StructuredModel, shared: Shared, theta: Theta, local_family: Callable):
         self.model = model
-        self.family = family
-        self.free_theta = free_theta
+        self.shared = shared
         self.theta = theta
+        self.local_family = local_family
+
+    @property
+    def family(self) -> AbstractGlobalFamily:
+        """$q(z_G)$ in unconstrained space."""
+        return self.shared.family
 
     def __repr__(self) -> str:
         sites = ", ".join(site.name for site in self.model.population.layout.sites)
@@ -66,7 +75,7 @@ class GlobalPosterior:
 
         shape, dtype = (num_samples, self.family.noise_size), self.family.center.dtype
         noise = jax.random.normal(as_key(key), shape, dtype)
-        return jax.vmap(draw, (None, None, 0))(self.family, self.free_theta, noise)
+        return jax.vmap(draw, (None, None, 0))(self.family, self.shared.theta, noise)
 
     def summary(
         self, *, num_samples: int = 10_000, quantiles: Sequence[float] = QUANTILES, key: Key | int = 0
@@ -86,26 +95,36 @@ class GlobalPosterior:
         archive.write(path, arrays, {"kind": GLOBAL_KIND, **header})
 
     @classmethod
-    def load(cls, path: str | os.PathLike, model: StructuredModel) -> "GlobalPosterior":
-        """Read a file written by `save`, for the model that made it."""
-        return cls._from_contents(*archive.read(path, kind=GLOBAL_KIND), model, path)
+    def load(
+        cls, path: str | os.PathLike, model: StructuredModel, *, local_family: Callable | None = None
+    ) -> "GlobalPosterior":
+        """Read a file written by `save`, for the model that made it.
+
+        Args:
+            path: The file.
+            model: The model.
+            local_family: The `families.amortized(...)` of the fit, if it had one; the file holds its weights.
+        """
+        return cls._from_contents(*archive.read(path, kind=GLOBAL_KIND), model, path, local_family)
 
     def _dims(self, draws):
-        return _name_dims(draws, self.model.population.dims(self.free_theta), self.model.dims)
+        return _name_dims(draws, self.model.population.dims(self.shared.theta), self.model.dims)
 
     def _contents(self):
-        free, paths = _flatten_theta(self.free_theta, prefix="free_theta")
+        free, paths = _flatten_theta(self.shared.theta, prefix="free_theta")
         own, _ = _flatten_theta(self.theta, prefix="theta")
         arrays = archive.flatten(self.family, prefix="family") | free | own
+        arrays |= archive.flatten(self.shared.network, prefix="network")
         header = {
             "population": self.model.population.fingerprint(),
             "family": type(self.family).__name__,
             "theta": paths,
+            "network": self.shared.network is not None,
         }
         return arrays, header
 
     @classmethod
-    def _from_contents(cls, arrays, header, model, path):
+    def _from_contents(cls, arrays, header, model, path, local_family):
         if header["population"] != model.population.fingerprint():
             raise ArchiveError(
                 f"{str(path)!r} was made with another population program, precision or version of jax or numpyro; load "
@@ -114,7 +133,16 @@ class GlobalPosterior:
         fields = {name[len("family.") :]: a for name, a in arrays.items() if name.startswith("family.")}
         family = GLOBAL_FAMILIES[header["family"]](**{n: jnp.asarray(a) for n, a in fields.items()})
         free, theta = (_unflatten_theta(arrays, header["theta"], prefix=p) for p in ("free_theta", "theta"))
-        return cls(model, family, free, theta)
+        amortizing = isinstance(local_family, Amortized)
+        if header["network"] != amortizing:
+            found = "an amortized local family" if header["network"] else "no amortized local family"
+            raise ArchiveError(
+                f"{str(path)!r} was made with {found}; give local_family= as it was in the fit, or leave it out."
+            )
+        network = None
+        if amortizing:
+            network = archive.unflatten(local_family.initial(), arrays, prefix="network", path=path)
+        return cls(model, Shared(family, free, network), theta, local_family or block())
 
 
 class SiloPosterior:
@@ -143,11 +171,7 @@ class SiloPosterior:
         global_key, local_key = jax.random.split(as_key(key))
         shared, dtype = self.shared, self.shared.family.center.dtype
         noise = jax.random.normal(global_key, (num_samples, shared.family.noise_size), dtype)
-        template = Local(
-            None if self.family.silo is None else self.family.silo.loc,
-            {plate: block.loc for plate, block in self.family.units.items()},
-        )
-        leaves, tree = jax.tree.flatten(template)
+        leaves, tree = jax.tree.flatten(self._zeros())
         keys = jax.random.split(local_key, len(leaves))
         local_noise = tree.unflatten(
             [jax.random.normal(k, (num_samples, *leaf.shape), dtype) for k, leaf in zip(keys, leaves, strict=True)]
@@ -157,13 +181,13 @@ class SiloPosterior:
         def draw(family, theta, local, data, noise, local_noise):
             def one(noise, local_noise):
                 z_global = family.sample(noise)
-                z_local = local.sample(local_noise, z_global - family.center)
+                z_local = local.sample(local_noise, z_global, family.center)
                 drawn = data.program.population.outputs(z_global, theta)
                 return drawn | data.program.outputs(z_global, z_local, theta, data)
 
             return jax.vmap(one)(noise, local_noise)
 
-        return draw(shared.family, shared.free_theta, self.family, self.data, noise, local_noise)
+        return draw(shared.family, shared.shared.theta, self.family, self.data, noise, local_noise)
 
     def summary(
         self, *, num_samples: int = 2000, quantiles: Sequence[float] = QUANTILES, key: Key | int = 0
@@ -181,16 +205,25 @@ class SiloPosterior:
     def save(self, path: str | os.PathLike) -> None:
         """Write this silo's posterior, and the global one, but no other silo's and no data."""
         arrays, header = self.shared._contents()
-        arrays |= _flatten_local(self.family)
-        header |= {"plates": sorted(self.family.units)}
+        arrays |= _flatten_local(self.free)
+        header |= {"plates": sorted(self.free.units)}
         header |= {"program": self.data.program.fingerprint(self.data), "data": self.data.fingerprint()}
         archive.write(path, arrays, {"kind": SILO_KIND, "silo": self.name, **header})
 
     @classmethod
-    def load(cls, path: str | os.PathLike, model: StructuredModel, data: Any) -> "SiloPosterior":
-        """Read a file written by `save`, for the model and the silo's data that made it."""
+    def load(
+        cls, path: str | os.PathLike, model: StructuredModel, data: Any, *, local_family: Callable | None = None
+    ) -> "SiloPosterior":
+        """Read a file written by `save`, for the model and the silo's data that made it.
+
+        Args:
+            path: The file.
+            model: The model.
+            data: The silo's data.
+            local_family: The `families.amortized(...)` of the fit, if it had one; the file holds its weights.
+        """
         arrays, header = archive.read(path, kind=SILO_KIND)
-        shared = GlobalPosterior._from_contents(arrays, header, model, path)
+        shared = GlobalPosterior._from_contents(arrays, header, model, path, local_family)
         silo = model.silo_data(header["silo"], data)
         if header["program"] != silo.program.fingerprint(silo):
             raise ArchiveError(
@@ -199,19 +232,27 @@ class SiloPosterior:
             )
         if header["data"] != silo.fingerprint():
             raise ArchiveError(f"{str(path)!r} was made with other data than those given for silo {header['silo']!r}.")
-        return cls(header["silo"], shared, _read_local(arrays, header["plates"]), silo)
+        free = _read_local(arrays, header["plates"])
+        elbo = Elbo(SFVI(local_family=shared.local_family), model)
+        return cls(header["silo"], shared, elbo.local(shared.shared, free, silo), silo)
+
+    @property
+    def free(self) -> StructuredLocal:
+        """The part of the family that has parameters of its own in the silo: all that is not amortized."""
+        units = {plate: b for plate, b in self.family.units.items() if isinstance(b, BlockGaussian)}
+        return StructuredLocal(self.family.silo, units)
 
     def _own_dims(self):
-        family = self.family
-        z_local = Local(
-            None if family.silo is None else family.silo.loc,
-            {plate: block.loc for plate, block in family.units.items()},
-        )
-        return self.data.program.dims(z_local, self.shared.free_theta, self.data)
+        return self.data.program.dims(self._zeros(), self.shared.shared.theta, self.data)
+
+    def _zeros(self):
+        layout, dtype = self.data.program.layout, self.shared.family.center.dtype
+        own = jnp.zeros((layout.own.size, 1), dtype) if layout.own.size else None
+        return Local(own, {g.plate.name: jnp.zeros((g.block, g.plate.size), dtype) for g in layout.groups})
 
     def _dims(self, draws):
         model = self.shared.model
-        known = model.population.dims(self.shared.free_theta) | self._own_dims()
+        known = model.population.dims(self.shared.shared.theta) | self._own_dims()
         return _name_dims(draws, known, model.dims)
 
 

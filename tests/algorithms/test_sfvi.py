@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from ..helpers import bind, gamma_data, gamma_model
+from ..helpers import bind, gamma_data, gamma_model, unit_numbers
 
 
 def shapes(tree):
@@ -15,25 +15,25 @@ def test_reply_and_broadcast_hold_only_shared_quantities():
     sizes = []
     for n in (3, 50):
         algorithm, data, theta = bind(gamma_model(), {"a": gamma_data(n)})
-        server = algorithm.server_init(jax.random.key(0), theta)
+        server = algorithm.server_init(jax.random.key(0), theta, unit_numbers(data))
         broadcast = algorithm.broadcast(jax.random.key(0), server)
-        state = algorithm.silo_init(jax.random.key(1), data["a"])
+        state = algorithm.silo_init(jax.random.key(1), broadcast, data["a"])
         _, reply, _ = jax.jit(algorithm.silo_step)(jax.random.key(1), state, broadcast, data["a"])
         sizes.append((shapes(reply), shapes(broadcast)))
     assert sizes[0] == sizes[1]
     assert sizes[0][0] == {
-        ".family_gradient.loc": (3,),
-        ".family_gradient.log_scale": (3,),
-        ".family_gradient.lower": (3,),
-        ".theta_gradient['scale']": (),
-        ".theta_gradient['shift']": (),
+        ".gradient.family.loc": (3,),
+        ".gradient.family.log_scale": (3,),
+        ".gradient.family.lower": (3,),
+        ".gradient.theta['scale']": (),
+        ".gradient.theta['shift']": (),
     }
     assert set(sizes[0][1]) == {
-        ".family.loc",
-        ".family.log_scale",
-        ".family.lower",
-        ".theta['scale']",
-        ".theta['shift']",
+        ".shared.family.loc",
+        ".shared.family.log_scale",
+        ".shared.family.lower",
+        ".shared.theta['scale']",
+        ".shared.theta['shift']",
         ".key",
         ".round",
     }
@@ -55,5 +55,5 @@ def test_default_global_family_depends_on_the_dimension():
         return sfvi.StructuredModel(population, silo)
 
     for size, family in [(200, sfvi.families.FullGaussian), (201, sfvi.families.MeanFieldGaussian)]:
-        state = sfvi.SFVI().bind(model(size)).server_init(jax.random.key(0), {})
-        assert isinstance(state.family, family)
+        state = sfvi.SFVI().bind(model(size)).server_init(jax.random.key(0), {}, jnp.ones(1))
+        assert isinstance(state.shared.family, family)

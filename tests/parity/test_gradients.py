@@ -7,11 +7,13 @@ import numpyro.distributions as dist
 import pytest
 
 import sfvi
+from sfvi.algorithms import elbo as elbo_module
 from sfvi.algorithms import sfvi as sfvi_module
 from sfvi.algorithms.noise import local_noise
 from sfvi.engines import loop
 from sfvi.families import Local, StructuredLocal
 from sfvi.model import SiloProgram
+from sfvi.objectives import Shared
 from sfvi.model.tracing import log_jacobian_name
 
 from ..helpers import (
@@ -20,12 +22,14 @@ from ..helpers import (
     LOCAL_FAMILIES,
     assert_trees_close,
     bind,
+    everyone,
     gamma_data,
     gamma_model,
     gamma_population,
     gamma_silo,
     perturb,
     pooled_log_density,
+    unit_numbers,
 )
 
 KEY = jax.random.key(3)
@@ -63,26 +67,26 @@ def federated_gradients(silos, ids, options):
     """Value and gradients as the five functions give them, by a step of exactly the gradient."""
     algorithm, data, theta = bind(gamma_model(), silos, unit_ids=ids, optimizer=ASCENT, **options)
     server_key, silo_key = loop.keys(KEY)
-    server = algorithm.server_init(server_key, theta)
-    server = server._replace(family=perturb(server.family, 1), theta=perturb(theta, 2))
-    everyone = {name: algorithm.silo_init(silo_key, silo) for name, silo in data.items()}
-    whole = perturb(_join([state.family for state in everyone.values()]), 3)
+    server = algorithm.server_init(server_key, theta, unit_numbers(data))
+    server = server._replace(shared=Shared(perturb(server.shared.family, 1), perturb(theta, 2), None))
     broadcast = algorithm.broadcast(server_key, server)
+    states = {name: algorithm.silo_init(silo_key, broadcast, silo) for name, silo in data.items()}
+    whole = perturb(_join([state.family for state in states.values()]), 3)
     silo_step = jax.jit(algorithm.silo_step)
     replies, value, start, blocks = [], 0.0, 0, []
     for name, silo in data.items():
         size = len(ids[name])
         block = jax.tree.map(lambda leaf, a=start, n=size: leaf[..., a : a + n], whole)
         start += size
-        state = everyone[name]._replace(family=StructuredLocal(None, {"units": block}))
+        state = states[name]._replace(family=StructuredLocal(None, {"units": block}))
         after, reply, info = silo_step(silo_key, state, broadcast, silo)
         replies.append(reply)
         value += info.elbo_term
         blocks.append(jax.tree.map(jnp.subtract, after.family, state.family))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-    after, info = jax.jit(algorithm.server_step)(server, broadcast, stacked)
-    gradient = jax.tree.map(jnp.subtract, (after.family, after.theta), (server.family, server.theta))
-    return value + info.elbo_term, (*gradient, _join(blocks)), (server, whole, broadcast)
+    after, info = jax.jit(algorithm.server_step)(server, broadcast, stacked, everyone(len(data)))
+    gradient = jax.tree.map(jnp.subtract, after.shared, server.shared)
+    return value + info.elbo_term, (*gradient[:2], _join(blocks)), (server.shared, whole, broadcast)
 
 
 def _join(parts):
@@ -92,16 +96,16 @@ def _join(parts):
 def check_parity(sizes, options):
     pooled = gamma_data(sum(sizes))
     silos, ids = split(pooled, sizes)
-    value, gradients, (server, whole, broadcast) = federated_gradients(silos, ids, options)
+    value, gradients, (current, whole, broadcast) = federated_gradients(silos, ids, options)
     _, one_data, _ = bind(gamma_model(), {"all": pooled}, unit_ids={"all": np.arange(sum(sizes))})
-    noise = jax.random.normal(broadcast.key, (options["num_samples"], server.family.noise_size))
+    noise = jax.random.normal(broadcast.key, (options["num_samples"], current.family.noise_size))
     _, silo_key = loop.keys(KEY)
     drawn = local_noise(silo_key, broadcast.round, one_data["all"], {}, options["num_samples"], noise.dtype)
 
     def objective(shared, theta, local):
         return pooled_stl(options, pooled, shared, theta, local, noise, drawn.units["units"])
 
-    expected = jax.jit(jax.value_and_grad(objective, argnums=(0, 1, 2)))(server.family, server.theta, whole)
+    expected = jax.jit(jax.value_and_grad(objective, argnums=(0, 1, 2)))(current.family, current.theta, whole)
     assert_trees_close((value, gradients), expected)
 
 
@@ -136,7 +140,7 @@ class TestKnownMistakes:
 
     def test_server_term_missing(self, monkeypatch):
         monkeypatch.setattr(
-            sfvi_module, "server_term", lambda population, family, theta, noise, *, estimator: 0.0 * jnp.sum(noise)
+            elbo_module, "server_term", lambda population, shared, noise, *, estimator: 0.0 * jnp.sum(noise)
         )
         with pytest.raises(AssertionError):
             check_parity(SPLITS["three"], OPTIONS)
@@ -158,18 +162,18 @@ class TestKnownMistakes:
                 p: jnp.stack([jnp.zeros_like(i[0]), jnp.arange(i.shape[1], dtype=i.dtype)])
                 for p, i in data.ids.units.items()
             }
-            blind = sfvi.model.SiloData(data.values, data.sizes, Local(data.ids.silo, alike), data.program)
+            blind = sfvi.model.SiloData(data.values, data.sizes, Local(data.ids.silo, alike), data.num_units, data.program)
             return local_noise(key, round, blind, indices, num_samples, dtype)
 
-        monkeypatch.setattr(sfvi_module, "local_noise", wrong)
+        monkeypatch.setattr(elbo_module, "local_noise", wrong)
         with pytest.raises(AssertionError):
             check_parity(SPLITS["three"], OPTIONS)
 
     def test_server_and_silos_draw_different_z_global(self, monkeypatch):
         honest = sfvi_module.BoundSFVI.server_step
 
-        def wrong(self, state, broadcast, replies):
-            return honest(self, state, broadcast._replace(key=jax.random.key(99)), replies)
+        def wrong(self, state, broadcast, replies, participants):
+            return honest(self, state, broadcast._replace(key=jax.random.key(99)), replies, participants)
 
         monkeypatch.setattr(sfvi_module.BoundSFVI, "server_step", wrong)
         with pytest.raises(AssertionError):
@@ -209,9 +213,9 @@ def test_silos_with_different_programs():
     model = sfvi.StructuredModel(gamma_population, {"clinic": counts, "lab": measurements})
     algorithm, data, theta = bind(model, silos, optimizer=ASCENT)
     server_key, silo_key = loop.keys(KEY)
-    server = algorithm.server_init(server_key, theta)
+    server = algorithm.server_init(server_key, theta, unit_numbers(data))
     broadcast = algorithm.broadcast(server_key, server)
-    states = {name: algorithm.silo_init(silo_key, silo) for name, silo in data.items()}
+    states = {name: algorithm.silo_init(silo_key, broadcast, silo) for name, silo in data.items()}
     done = {n: jax.jit(algorithm.silo_step)(silo_key, states[n], broadcast, silo) for n, silo in data.items()}
     noise = jax.random.normal(broadcast.key, (1, 3))[0]
     drawn = local_noise(silo_key, broadcast.round, data["clinic"], {}, 1, noise.dtype).units["wards"][0]
@@ -230,11 +234,11 @@ def test_silos_with_different_programs():
         from numpyro.infer.util import log_density
 
         values = {"beta": z[:2], "sigma": jnp.exp(z[2]), "a": a[0], "scale": jnp.exp(theta["scale"])}
-        prior = algorithm.model.population.log_prob(z, theta) - z[2]
+        prior = model.population.log_prob(z, theta) - z[2]
         return log_density(joint, (), {}, values)[0] - prior - log_q
 
-    expected = jax.jit(jax.value_and_grad(objective, argnums=(0, 1)))(server.family, server.theta)
-    replies = [reply for _, reply, _ in done.values()]
+    expected = jax.jit(jax.value_and_grad(objective, argnums=(0, 1)))(server.shared.family, server.shared.theta)
+    replies = [reply.gradient[:2] for _, reply, _ in done.values()]
     total = jax.tree.map(lambda *leaves: sum(leaves), *replies)
     value = sum(info.elbo_term for _, _, info in done.values())
     assert_trees_close((value, tuple(total)), expected)

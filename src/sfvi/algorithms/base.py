@@ -1,35 +1,67 @@
-"""The protocol: five pure functions, which every engine runs unchanged."""
+"""The protocol: pure functions for the server and for the silos, which every engine runs unchanged."""
 
 from typing import Any, Protocol, runtime_checkable
 
+from jaxtyping import Array, Float
+
 from .._types import Key, Theta
+from ..families import StructuredLocal
 from ..model import SiloData, StructuredModel
+from ..objectives import Shared
+from .elbo import Elbo, Latents
+from .participation import Participants
 
 
 @runtime_checkable
 class FederatedAlgorithm(Protocol):
     """Server and silos as pure functions over pytrees.
 
-    Nothing passes between the two sides but what `broadcast` and `silo_step` return as Broadcast and Reply.
-    State is what the next step needs; Info is for people and stays where it was made. Keys are the same in every
-    round: what is drawn is a function of (key, round, unit).
+    A round is `participants`, `broadcast`, `silo_step` in every silo that takes part, `server_step`; `server_init` and
+    `silo_init` come before the first round and `silo_finish` after the last. Nothing passes between the two sides but
+    what `broadcast` and `silo_step` return as Broadcast and Reply. State is what the next step needs; Info is for
+    people and stays where it was made. Keys are the same in every round: what is drawn is a function of (key, round,
+    unit).
 
     Attributes:
+        elbo: The model under the user's options.
         additive: Whether the server uses only the sum of the replies and silos treat their units one by one, so that an
             engine may compute several silos as if they were one.
+        steps_per_round: Optimizer steps of a silo in a round.
     """
+
+    @property
+    def elbo(self) -> Elbo:
+        """See above."""
+        ...
 
     @property
     def additive(self) -> bool:
         """See above."""
         ...
 
-    def server_init(self, key: Key, theta: Theta) -> Any:
-        """Make the server's state."""
+    @property
+    def steps_per_round(self) -> int:
+        """See above."""
         ...
 
-    def silo_init(self, key: Key, data: SiloData) -> Any:
-        """Make a silo's state."""
+    def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> Any:
+        """Make the server's state; `num_units` is the one number that each silo tells beforehand."""
+        ...
+
+    def server_start(self, shared: Shared, num_units: Float[Array, " silos"]) -> Any:
+        """Make the server's state from parameters that another algorithm found."""
+        ...
+
+    def silo_init(self, key: Key, broadcast: Any, data: SiloData) -> Any:
+        """Make a silo's state, at the first broadcast."""
+        ...
+
+    def silo_start(self, family: StructuredLocal, broadcast: Any, data: SiloData) -> Any:
+        """Make a silo's state from parameters that another algorithm found."""
+        ...
+
+    def participants(self, key: Key, state: Any) -> Participants:
+        """Say who takes part in this round."""
         ...
 
     def broadcast(self, key: Key, state: Any) -> Any:
@@ -40,12 +72,20 @@ class FederatedAlgorithm(Protocol):
         """Do a silo's work of one round: new state, Reply, Info."""
         ...
 
-    def latents(self, key: Key, state: Any, broadcast: Any, data: SiloData) -> tuple[Any, Any, Any]:
+    def server_step(self, state: Any, broadcast: Any, replies: Any, participants: Participants) -> tuple[Any, Any]:
+        """Take in the replies, stacked in the order of `participants`: new state, Info."""
+        ...
+
+    def silo_finish(self, key: Key, state: Any, broadcast: Any, data: SiloData) -> StructuredLocal:
+        """A silo's local family under the last broadcast; needs no reply."""
+        ...
+
+    def latents(self, key: Key, state: Any, broadcast: Any, data: SiloData) -> Latents:
         """The latents that `silo_step` draws at the same arguments, for finding out what went wrong there."""
         ...
 
-    def server_step(self, state: Any, broadcast: Any, replies: Any) -> tuple[Any, Any]:
-        """Take in the replies, stacked in the order of the silos' names: new state, Info."""
+    def remarks(self, trace: dict[str, Any]) -> list[str]:
+        """What a user should know about the rounds done, from the server's Info of each."""
         ...
 
 
@@ -53,6 +93,10 @@ class FederatedAlgorithm(Protocol):
 class AlgorithmOptions(Protocol):
     """What a user chooses; `bind` makes the algorithm for a model."""
 
+    def stages(self) -> list[tuple[Any, int | None]]:
+        """Options of the algorithms to run one after the other, each with its rounds; None for what the user gives."""
+        ...
+
     def bind(self, model: StructuredModel) -> FederatedAlgorithm:
-        """Make the five functions for a model."""
+        """Make the functions of the protocol for a model."""
         ...

@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import PyTree
 
 from .. import _optim
 from .._types import Indices
-from ..families import StructuredLocal
+from ..families import Amortized, StructuredLocal
 from ..model import SiloData
+from .options import AbstractVariationalOptions
 
 
 class LocalOptState(NamedTuple):
@@ -19,16 +21,54 @@ class LocalOptState(NamedTuple):
     units: dict[str, Any]
 
 
-def build(make_block, data: SiloData, n_global: int, scale: float) -> StructuredLocal:
-    """Make the family of a silo: the same start for every unit."""
+class NetworkInputs(NamedTuple):
+    """What an inference network sees: the plate it serves, the units' data (units first), latents per unit."""
+
+    plate: str
+    values: PyTree
+    size: int
+
+
+def build(options: AbstractVariationalOptions, data: SiloData, n_global: int) -> StructuredLocal:
+    """Make the free family of a silo: the same start for every unit; none where a network serves."""
     layout, dtype = data.program.layout, jnp.result_type(float)
-    n_own = layout.own.size
-    own = make_block(1, n_own, n_global, scale, dtype) if n_own else None
+    n_own, scale = layout.own.size, options.init_scale
+    inputs = network_inputs(options, data, {})
+    if inputs is not None and isinstance(options.local_family, Amortized):
+        options.local_family.check(f"plate {inputs.plate!r}", inputs.values, inputs.size, n_global + n_own)
+    own = options.local_family(1, n_own, n_global, scale, dtype) if n_own else None
     units = {
-        group.plate.name: make_block(group.plate.size, group.block, n_global + n_own, scale, dtype)
+        group.plate.name: options.local_family(group.plate.size, group.block, n_global + n_own, scale, dtype)
         for group in layout.groups
+        if inputs is None or group.plate.name != inputs.plate
     }
     return StructuredLocal(own, units)
+
+
+def network_inputs(options: AbstractVariationalOptions, data: SiloData, indices: Indices) -> NetworkInputs | None:
+    """The data of the drawn units that an inference network serves; None if there is none."""
+    chosen, groups = options.local_family, data.program.layout.groups
+    if not isinstance(chosen, Amortized):
+        return None
+    plate = chosen.plate_of("the silo program", [group.plate.name for group in groups])
+    if plate is None:
+        return None
+    group = next(group for group in groups if group.plate.name == plate)
+    what = f"plate {plate!r}"
+    values = chosen.select_inputs(what, data.program.rebuild(data.values), group.plate.size)
+    if plate in indices:
+        values = jax.tree.map(lambda leaf: leaf[indices[plate]], values)
+    return NetworkInputs(plate, values, group.block)
+
+
+def complete(
+    options: AbstractVariationalOptions, free: StructuredLocal, network: PyTree, inputs: NetworkInputs | None
+) -> StructuredLocal:
+    """Add the blocks that the inference network gives to the free ones."""
+    if inputs is None or not isinstance(options.local_family, Amortized):
+        return free
+    served = options.local_family.build(network, inputs.values, inputs.size)
+    return StructuredLocal(free.silo, free.units | {inputs.plate: served})
 
 
 def init(optimizer: optax.GradientTransformation, family: StructuredLocal, data: SiloData) -> LocalOptState:

@@ -1,39 +1,34 @@
 """SFVI: Algorithm 1 of the paper, completed by the server's own term."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
-from numpyro.infer import init_to_feasible
+from jaxtyping import Array, Float, Int
 
-from .. import _optim, families
-from .._types import GlobalVec, Indices, Key, Scalar, Theta
+from .. import _optim
+from .._types import Key, Scalar, Theta
 from ..errors import OptionError
-from ..families import AbstractGlobalFamily, Local, StructuredLocal
+from ..families import StructuredLocal
 from ..model import SiloData, StructuredModel
-from ..objectives import Estimator, freezer, server_term, silo_term
+from ..objectives import Shared
 from . import local_params
-from .noise import global_noise, local_noise
-
-MAX_FULL = 200  # global dimensions up to which the default family has full covariance
-
-
-def slow_decay(step):
-    """The default step size, 0.02 / (1 + step / 1000)^0.75: large at first, and no end of the run has to be known."""
-    return 0.02 * (1.0 + step / 1000.0) ** -0.75
+from .elbo import Elbo, Latents
+from .options import AbstractVariationalOptions, check_whole
+from .participation import Participants
+from .refit import refit
+from .sfvi_avg import SFVIAvg, Weights
 
 
 class ServerState(NamedTuple):
-    r"""$\eta_G$, $\theta$, the state of their optimizer, and the number of the next round."""
+    r"""What is shared, the state of its optimizer, the number of the next round, and the units of each silo."""
 
-    family: AbstractGlobalFamily
-    theta: Theta
+    shared: Shared
     opt_state: optax.OptState
     round: Int[Array, ""]
+    num_units: Float[Array, " silos"]
 
 
 class SiloState(NamedTuple):
@@ -44,19 +39,17 @@ class SiloState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    r"""All that the server sends: $\eta_G$, $\theta$, and the key from which every silo makes the same $\epsilon_G$."""
+    r"""All that the server sends: what is shared, and the key from which every silo makes the same $\epsilon_G$."""
 
-    family: AbstractGlobalFamily
-    theta: Theta
+    shared: Shared
     key: Key
     round: Int[Array, ""]
 
 
 class Reply(NamedTuple):
-    r"""All that a silo sends: $g^\eta_j = \partial \mathcal{L}_j / \partial \eta_G$ and $g^\theta_j$."""
+    r"""All that a silo sends: $g_j = \partial \mathcal{L}_j / \partial (\eta_G, \theta, \phi)$."""
 
-    family_gradient: AbstractGlobalFamily
-    theta_gradient: Theta
+    gradient: Shared
 
 
 class SiloInfo(NamedTuple):
@@ -72,164 +65,144 @@ class ServerInfo(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SFVI:
+class FastStart:
+    """Rounds of SFVI-Avg before the first of SFVI, which they save many of.
+
+    Args:
+        rounds: Rounds of SFVI-Avg.
+        num_local_steps: Steps of each silo in such a round.
+        weights: How silos are weighted when they are averaged, see `SFVIAvg`.
+    """
+
+    rounds: int = 5
+    num_local_steps: int = 100
+    weights: Weights = "uniform"
+
+    def __post_init__(self):
+        check_whole("FastStart: rounds", self.rounds, at_least=1)
+        SFVIAvg(num_local_steps=self.num_local_steps, weights=self.weights)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFVI(AbstractVariationalOptions):
     r"""Structured federated variational inference: the trajectory of pooled data, one exchange a step.
 
     With the same noise, any split of the units over silos gives the same $\eta_G$, $\theta$ and local
-    parameters, provided that the optimizers work elementwise (no clipping by a global norm).
+    parameters, provided that the optimizers work elementwise (no clipping by a global norm) and all silos take part.
 
     Args:
-        optimizer: Optax optimizer of $\eta_G$ and $\theta$ at the server; by default Adam, step size `slow_decay`. It
-            sees the pair `(family, theta)`.
-        local_optimizer: Optimizer of $\eta_L$ in the silos; the same as `optimizer` if None. In a minibatched
-            plate every unit has its own state, so a schedule there counts the unit's own updates.
-        global_family: $q(z_G)$: `families.mean_field()`, `full()` or `low_rank()`. By default full up to 200
-            dimensions and mean field beyond.
-        local_family: $q(z_L \mid z_G)$: `families.block(...)`.
-        num_samples: Monte Carlo samples per step.
-        estimator: "stl" (default) or "reparameterization".
-        init_loc_fn: NumPyro strategy for the initial mean of the global latents.
-        init_scale: Initial standard deviation of every latent in unconstrained space.
+        optimizer: See `AbstractVariationalOptions` for this and all options not listed here.
+        fast_start: Begin with a few rounds of SFVI-Avg, under the same options.
     """
 
-    optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(slow_decay))
-    local_optimizer: optax.GradientTransformation | None = None
-    global_family: Callable[..., AbstractGlobalFamily] | None = None
-    local_family: Callable[..., Any] = dataclasses.field(default_factory=families.block)
-    num_samples: int = 1
-    estimator: Estimator = "stl"
-    init_loc_fn: Callable = init_to_feasible
-    init_scale: float = 0.1
+    fast_start: FastStart | None = None
 
     def __post_init__(self):
-        freezer(self.estimator)
-        for name in ("optimizer", "local_optimizer"):
-            _check_optimizer(name, getattr(self, name), optional=name == "local_optimizer")
-        for name, example in (("global_family", "full"), ("local_family", "block")):
-            chosen = getattr(self, name)
-            uncalled = chosen in (families.full, families.mean_field, families.low_rank, families.block)
-            if uncalled or not (callable(chosen) or (chosen is None and name == "global_family")):
-                raise OptionError(f"{name} is {chosen!r}; give what families.{example}() returns, or another family.")
-        if not isinstance(self.num_samples, int) or self.num_samples < 1:
-            raise OptionError(f"num_samples is {self.num_samples!r}; give a whole number of at least 1.")
-        if not isinstance(self.init_scale, int | float) or not 0 < self.init_scale < float("inf"):
-            raise OptionError(f"init_scale is {self.init_scale!r}; give a positive number.")
-        if not callable(self.init_loc_fn):
-            raise OptionError(f"init_loc_fn is {self.init_loc_fn!r}; give a NumPyro strategy, like init_to_feasible.")
+        AbstractVariationalOptions.__post_init__(self)
+        if not isinstance(self.fast_start, FastStart | None):
+            raise OptionError(f"fast_start is {self.fast_start!r}; give FastStart(rounds=5, num_local_steps=100).")
+
+    def stages(self) -> list[tuple[AbstractVariationalOptions, int | None]]:
+        """The algorithms to run one after the other, each with its rounds; None for those that the user gives."""
+        if self.fast_start is None:
+            return [(self, None)]
+        common = {field.name: getattr(self, field.name) for field in dataclasses.fields(AbstractVariationalOptions)}
+        start = self.fast_start
+        common["refit_steps"] = 0
+        first = SFVIAvg(num_local_steps=start.num_local_steps, weights=start.weights, **common)
+        return [(first, start.rounds), (dataclasses.replace(self, fast_start=None), None)]
 
     def bind(self, model: StructuredModel) -> "BoundSFVI":
-        """Make the five functions for a model."""
-        return BoundSFVI(self, model)
-
-
-def _check_optimizer(name, chosen, *, optional):
-    if chosen is None and optional:
-        return
-    if not isinstance(chosen, optax.GradientTransformation):
-        raise OptionError(f"{name} is {chosen!r}; give an optax optimizer, like optax.adam(1e-2).")
-    try:
-        _optim.is_elementwise(chosen)
-    except TypeError as error:
-        raise OptionError(f"{name} needs more than gradients ({error}); choose another optax optimizer.") from error
+        """Make the functions of the protocol for a model."""
+        return BoundSFVI(Elbo(self, model))
 
 
 class BoundSFVI(NamedTuple):
-    """The five functions of SFVI for one model."""
+    """The functions of SFVI for one model."""
 
-    options: SFVI
-    model: StructuredModel
+    elbo: Elbo
+
+    @property
+    def options(self) -> AbstractVariationalOptions:
+        """What the user chose."""
+        return self.elbo.options
 
     @property
     def additive(self) -> bool:
-        """True if no optimizer couples the units of a silo: then silos may be computed as if they were one."""
-        return _optim.is_elementwise(self._local_optimizer)
+        """True if no optimizer couples the units of a silo and none is absent: then silos may be computed as one."""
+        return _optim.is_elementwise(self.options.own_optimizer) and not self.options.participation.partial
 
-    def server_init(self, key: Key, theta: Theta) -> ServerState:
+    @property
+    def steps_per_round(self) -> int:
+        """One."""
+        return 1
+
+    def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""
-        loc = self.model.population.initial(key, self.options.init_loc_fn)
-        build = self.options.global_family
-        if build is None:
-            build = families.full() if 0 < loc.size <= MAX_FULL else families.mean_field()
-        family = build(loc, self.options.init_scale)
-        opt_state = _optim.init(self.options.optimizer, (family, theta))
-        return ServerState(family, theta, opt_state, jnp.zeros((), jnp.int32))
+        return self.server_start(self.elbo.start_shared(key, theta), num_units)
 
-    def silo_init(self, key: Key, data: SiloData) -> SiloState:
+    def server_start(self, shared: Shared, num_units: Float[Array, " silos"]) -> ServerState:
+        """Start from given parameters."""
+        return ServerState(shared, _optim.init(self.options.optimizer, shared), jnp.zeros((), jnp.int32), num_units)
+
+    def silo_init(self, key: Key, broadcast: Broadcast, data: SiloData) -> SiloState:
         r"""Start $\eta_{Lj}$ at the same point for every unit."""
         del key
-        n_global = self.model.population.layout.size
-        family = local_params.build(self.options.local_family, data, n_global, self.options.init_scale)
-        return SiloState(family, local_params.init(self._local_optimizer, family, data))
+        return self.silo_start(self.elbo.start_local(data), broadcast, data)
+
+    def silo_start(self, family: StructuredLocal, broadcast: Broadcast, data: SiloData) -> SiloState:
+        """Start from given parameters."""
+        del broadcast
+        return SiloState(family, local_params.init(self.options.own_optimizer, family, data))
+
+    def participants(self, key: Key, state: ServerState) -> Participants:
+        """Draw who takes part in this round."""
+        return self.options.participation.draw(key, state.round, state.num_units.shape[0])
 
     def broadcast(self, key: Key, state: ServerState) -> Broadcast:
         """Send the parameters and the key of the noise."""
-        round_key = jax.random.fold_in(key, state.round)
-        return Broadcast(state.family, state.theta, round_key, state.round)
+        return Broadcast(state.shared, jax.random.fold_in(key, state.round), state.round)
 
     def silo_step(
         self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData
     ) -> tuple[SiloState, Reply, SiloInfo]:
-        r"""Ascend $\mathcal{L}_j$ in $\eta_{Lj}$ and reply with its gradients in $\eta_G$ and $\theta$.
+        r"""Ascend $\mathcal{L}_j$ in $\eta_{Lj}$ and reply with its gradients in $\eta_G$, $\theta$ and $\phi$.
 
-        One reverse pass gives all three; the gradient in $\eta_G$ takes both paths, through $z_G$ and through $z_L$.
+        One reverse pass gives all; the gradient in $\eta_G$ takes both paths, through $z_G$ and through $z_L$.
         """
-        indices = data.draw(jax.random.fold_in(key, broadcast.round))
-        noise = self._global_noise(broadcast)
-        own_noise = local_noise(key, broadcast.round, data, indices, self.options.num_samples, noise.dtype)
+        draw = self.elbo.draw(key, broadcast.round, data, self._noise(broadcast))
+        rows = local_params.select(state.family, draw.indices)
+        value, (shared, local) = jax.value_and_grad(self.elbo.silo, argnums=(0, 1))(broadcast.shared, rows, draw, data)
+        stepped = local_params.ascend(self.options.own_optimizer, state.family, state.opt_state, local, draw.indices)
+        return SiloState(*stepped), Reply(shared), SiloInfo(value)
 
-        def term(family, theta, local, noise, own_noise):
-            return silo_term(data, family, theta, local, noise, own_noise, indices, estimator=self.options.estimator)
+    def server_step(
+        self, state: ServerState, broadcast: Broadcast, replies: Reply, participants: Participants
+    ) -> tuple[ServerState, ServerInfo]:
+        r"""Add the server's own gradient of $\mathcal{L}_0$ to the weighted sum of the replies and take one step."""
+        value, own = jax.value_and_grad(self.elbo.server)(state.shared, self._noise(broadcast))
 
-        def mean_term(family, theta, local):
-            return self._mean(term, (family, theta, local), (noise, own_noise))
+        def add(mine, theirs):
+            return mine + jnp.tensordot(participants.weight.astype(theirs.dtype), theirs, 1)
 
-        value, gradients = jax.value_and_grad(mean_term, argnums=(0, 1, 2))(
-            broadcast.family, broadcast.theta, local_params.select(state.family, indices)
-        )
-        family, opt_state = local_params.ascend(
-            self._local_optimizer, state.family, state.opt_state, gradients[2], indices
-        )
-        return SiloState(family, opt_state), Reply(*gradients[:2]), SiloInfo(value)
+        gradient = jax.tree.map(add, own, replies.gradient)
+        shared, opt_state = _optim.ascend(self.options.optimizer, gradient, state.opt_state, state.shared)
+        return ServerState(shared, opt_state, state.round + 1, state.num_units), ServerInfo(value)
 
-    def server_step(self, state: ServerState, broadcast: Broadcast, replies: Reply) -> tuple[ServerState, ServerInfo]:
-        r"""Add the server's own gradient of $\mathcal{L}_0$ to the sum of the replies and take one step."""
-        noise = self._global_noise(broadcast)
+    def silo_finish(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> StructuredLocal:
+        r"""The silo's $q(z_{Lj} \mid z_G)$ under the final parameters, refitted if that was asked for."""
+        steps = self.options.refit_steps
+        return refit(self.elbo, key, broadcast.shared, state.family, data, num_steps=steps)
 
-        def term(family, theta, noise):
-            return server_term(self.model.population, family, theta, noise, estimator=self.options.estimator)
-
-        def mean_term(family, theta):
-            return self._mean(term, (family, theta), (noise,))
-
-        params = (state.family, state.theta)
-        value, own = jax.value_and_grad(mean_term, argnums=(0, 1))(*params)
-        gradient = jax.tree.map(lambda mine, theirs: mine + theirs.sum(0), own, tuple(replies))
-        (family, theta), opt_state = _optim.ascend(self.options.optimizer, gradient, state.opt_state, params)
-        return ServerState(family, theta, opt_state, state.round + 1), ServerInfo(value)
-
-    def latents(
-        self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData
-    ) -> tuple[GlobalVec, Local, Indices]:
+    def latents(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> Latents:
         """The first draw of `silo_step` at the same arguments, to find out what went wrong with it."""
-        indices = data.draw(jax.random.fold_in(key, broadcast.round))
-        noise = self._global_noise(broadcast)
-        own_noise = local_noise(key, broadcast.round, data, indices, self.options.num_samples, noise.dtype)
-        first = jax.tree.map(lambda leaf: leaf[0], own_noise)
-        z_global = broadcast.family.sample(noise[0])
-        rows = local_params.select(state.family, indices)
-        return z_global, rows.sample(first, z_global - broadcast.family.center), indices
+        draw = self.elbo.draw(key, broadcast.round, data, self._noise(broadcast))
+        return self.elbo.latents(broadcast.shared, state.family, draw, data)
 
-    @property
-    def _local_optimizer(self):
-        return self.options.local_optimizer or self.options.optimizer
+    def remarks(self, trace: dict) -> list[str]:
+        """Nothing to say about the rounds done."""
+        del trace
+        return []
 
-    def _global_noise(self, broadcast):
-        family = broadcast.family
-        return global_noise(broadcast.key, self.options.num_samples, family.noise_size, family.center.dtype)
-
-    def _mean(self, term, params, noises):
-        """Average a term over Monte Carlo samples, the first axis of the noises."""
-        if self.options.num_samples == 1:
-            return term(*params, *jax.tree.map(lambda noise: noise[0], noises))
-        axes = (*[None] * len(params), *[0] * len(noises))
-        return jax.vmap(term, axes)(*params, *noises).mean()
+    def _noise(self, broadcast):
+        return self.elbo.global_noise(broadcast.key, broadcast.shared, self.options.num_samples)

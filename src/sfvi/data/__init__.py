@@ -1,6 +1,8 @@
-"""Data sets that ship with the package, and ways to split them over silos."""
+"""Data sets, shipped or downloaded, and ways to split them over silos."""
 
-from .partition import split_units
+from .heart_disease import heart_disease
+from .images import Images, fashion_mnist, mnist
+from .partition import by_label, dirichlet, split_units
 from .six_cities import six_cities
 
-__all__ = ["six_cities", "split_units"]
+__all__ = ["Images", "by_label", "dirichlet", "fashion_mnist", "heart_disease", "mnist", "six_cities", "split_units"]

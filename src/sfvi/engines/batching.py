@@ -12,7 +12,7 @@ given points, and where it does not hold the next way is taken.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +85,40 @@ def local_families(batch: Batch, family: StructuredLocal) -> dict[str, Structure
                 start[plate] += sizes[plate]
         families[name] = StructuredLocal(jax.tree.map(jnp.asarray, one.silo), units)
     return families
+
+
+def batch_family(batch: Batch, families: Mapping[str, StructuredLocal]) -> StructuredLocal:
+    """Undo `local_families`: lay the silos' families end to end, or stack them, padded."""
+    members = [jax.tree.map(np.asarray, families[name]) for name in batch.names]
+    if not batch.stacked:
+        units = {
+            plate: jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves, -1)), *[m.units[plate] for m in members])
+            for plate in members[0].units
+        }
+        return StructuredLocal(jax.tree.map(jnp.asarray, members[0].silo), units)
+    most = {plate: max(sizes[plate] for sizes in batch.sizes) for plate in members[0].units}
+    padded = []
+    for member, sizes in zip(members, batch.sizes, strict=True):
+        units = {}
+        for plate, block in member.units.items():
+            width = most[plate] - sizes[plate]
+            units[plate] = jax.tree.map(lambda leaf, w=width: _pad_last(leaf, w), block)
+        padded.append(StructuredLocal(member.silo, units))
+    return stack(padded)
+
+
+def members(batch: Batch, state: Any, silos: Mapping[str, SiloData]) -> dict[str, tuple[Any, SiloData]]:
+    """Each silo's state and data. Of a merged batch only the family is cut up: its silos are one to the algorithm."""
+    if batch.stacked:
+        host = jax.tree.map(np.asarray, (state, batch.data))
+        rows = [jax.tree.map(lambda leaf, i=index: jnp.asarray(leaf[i]), host) for index in range(len(batch.names))]
+        return dict(zip(batch.names, rows, strict=True))
+    families = local_families(batch, state.family)
+    return {name: (state._replace(family=families[name]), silos[name]) for name in batch.names}
+
+
+def _pad_last(leaf, width):
+    return np.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, width)], mode="edge")
 
 
 def _by_program(silos):
@@ -174,7 +208,8 @@ def _concatenate(model, names, group, axes) -> SiloData | None:
         if plate.size != sum(sizes) and not fixed:
             return None
     units = {plate: _join([silo.ids.units[plate] for silo in group], 1) for plate in group[0].ids.units}
-    return SiloData(values, {}, Local(group[0].ids.silo, units), program)
+    num_units = jnp.asarray(sum(float(silo.num_units) for silo in group), jnp.result_type(float))
+    return SiloData(values, {}, Local(group[0].ids.silo, units), num_units, program)
 
 
 def _buckets(names, silos):
@@ -241,6 +276,7 @@ def _padded(model, names, group, theta) -> list[SiloData] | None:
             value,
             {plate: jnp.asarray(count[plate], jnp.int32) for plate in ragged},
             Local(silo.ids.silo, {p: _pad(ids, {1: target[p]}) for p, ids in silo.ids.units.items()}),
+            silo.num_units,
             program,
         )
         for value, count, silo in zip(values, counts, group, strict=True)

@@ -45,8 +45,9 @@ class Checkpoint:
                     "resume with what made it, or give a new checkpoint file."
                 )
         state = archive.unflatten(state, arrays, prefix="state", path=self.path)
-        names = [f"history.{field}" for field in history._fields]
-        return state, type(history)(*(np.asarray(arrays[name]) for name in names))
+        saved = {name: np.asarray(arrays[f"history.{name}"]) for name in history._fields if name != "trace"}
+        trace = {name: np.asarray(arrays[f"trace.{name}"]) for name in history.trace}
+        return state, history._replace(trace=trace, **saved)
 
     def save_if_due(self, state: Any, history: Any) -> None:
         """Save if the last time was long enough ago."""
@@ -56,6 +57,7 @@ class Checkpoint:
     def save(self, state: Any, history: Any) -> None:
         """Save now, atomically."""
         arrays = archive.flatten(state, prefix="state")
-        arrays |= {f"history.{name}": value for name, value in history._asdict().items()}
+        arrays |= {f"history.{name}": value for name, value in history._asdict().items() if name != "trace"}
+        arrays |= {f"trace.{name}": value for name, value in history.trace.items()}
         archive.write(self.path, arrays, {"kind": KIND, "fingerprint": self.fingerprint})
         self._saved = time.monotonic()

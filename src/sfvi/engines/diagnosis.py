@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,8 +25,7 @@ def find_culprit(
     algorithm: FederatedAlgorithm,
     keys: tuple[Key, Key],
     server: Any,
-    silo_states: Mapping[str, Any],
-    silos: Mapping[str, SiloData],
+    silos: Mapping[str, tuple[Any, SiloData]],
 ) -> Culprit:
     """Repeat the failing round silo by silo and site by site.
 
@@ -33,22 +33,22 @@ def find_culprit(
         algorithm: The algorithm.
         keys: The run's keys of the server and of the silos.
         server: The server's last good state.
-        silo_states: Each silo's last good state.
-        silos: Each silo's data.
+        silos: Each silo's last good state, and its data.
     """
     server_key, silo_key = keys
     broadcast = algorithm.broadcast(server_key, server)
     worst = Culprit(None, "?", "the ELBO ran away")
     lowest = np.inf
-    for position, (name, data) in enumerate(silos.items()):
-        z_global, z_local, indices = algorithm.latents(silo_key, silo_states[name], broadcast, data)
+    latents_fn = eqx.filter_jit(algorithm.latents)
+    for position, (name, (state, data)) in enumerate(silos.items()):
+        z_global, z_local, theta, indices = latents_fn(silo_key, state, broadcast, data)
         population = data.program.population
 
-        def shared(point, population=population):
-            return population.log_terms(point[0], broadcast.theta)
+        def shared(point, population=population, theta=theta):
+            return population.log_terms(point[0], theta)
 
-        def own(point, data=data, indices=indices):
-            return data.program.log_terms(point[0], point[1], broadcast.theta, data, indices)
+        def own(point, data=data, theta=theta, indices=indices):
+            return data.program.log_terms(point[0], point[1], theta, data, indices)
 
         parts = [(name, own)] if position else [(None, shared), (name, own)]
         for silo, terms_fn in parts:

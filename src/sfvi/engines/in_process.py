@@ -20,12 +20,24 @@ RUNAWAY = 1000.0  # an ELBO this many times worse than at the start counts as di
 
 
 class History(NamedTuple):
-    """What is remembered of the rounds done: ELBO estimates, and after which rounds the global marginals were what."""
+    """What is remembered of the rounds done.
 
-    elbo: np.ndarray
+    Attributes:
+        trace: ELBO estimates and what else the server says about each round.
+        snapshots: After which rounds the global marginals were recorded.
+        means: Their means, a row each.
+        sds: Their standard deviations.
+    """
+
+    trace: dict[str, np.ndarray]
     snapshots: np.ndarray
     means: np.ndarray
     sds: np.ndarray
+
+    @property
+    def elbo(self) -> np.ndarray:
+        """The ELBO estimate of every round."""
+        return self.trace["elbo"]
 
 
 class Outcome(NamedTuple):
@@ -84,8 +96,9 @@ def run(
 
 class _Driver:
     def __init__(self, loop, key, state, num_rounds, rule, checkpoint):
-        marginals = [np.asarray(m)[None][:0] for m in state.server.family.marginals()]
-        history = History(np.zeros(0), np.zeros(0, np.int64), *marginals)
+        marginals = [np.asarray(m)[None][:0] for m in state.server.shared.family.marginals()]
+        trace = {name: np.zeros(0) for name in loop.trace_names(key, state)}
+        history = History(trace, np.zeros(0, np.int64), *marginals)
         if checkpoint is not None:
             state, history = checkpoint.resume(state, history)
             if len(history.elbo) > num_rounds:
@@ -117,7 +130,8 @@ class _Driver:
         size = self._call_size()
         begin = time.perf_counter()
         chunk = self.loop.run(self.key, self.state, jnp.asarray(size))
-        elbo = np.asarray(chunk.elbo[: int(chunk.rounds)], np.float64)
+        trace = _rows(chunk.trace, int(chunk.rounds))
+        elbo = trace["elbo"]
         spent = time.perf_counter() - begin
         if self._broken(elbo, chunk.state):
             self._stop_at_last_good(len(elbo))
@@ -126,22 +140,23 @@ class _Driver:
             self.seconds += spent
             self.rate = len(elbo) / max(spent, 1e-6)
         self.compiled = True
-        self._accept(chunk.state, elbo)
+        self._accept(chunk.state, trace)
         if self.checkpoint is not None:
             self.checkpoint.save_if_due(self.state, self.history)
 
     def _call_size(self):
-        size = 10 if self.rate is None else int(self.rate * SECONDS_PER_CALL)
+        size = max(1, 10 // self.loop.algorithm.steps_per_round) if self.rate is None else int(self.rate * SECONDS_PER_CALL)
         size = min(max(size, 1), MAX_CHUNK, self.num_rounds - self.round)
         if self.rule is not None:
             size = min(size, self.rule.check_every - self.round % self.rule.check_every)
         return size
 
-    def _accept(self, state, elbo):
+    def _accept(self, state, trace):
         self.state = state
-        self.history = self.history._replace(elbo=np.concatenate([self.history.elbo, elbo]))
+        joined = {name: np.concatenate([self.history.trace[name], values]) for name, values in trace.items()}
+        self.history = self.history._replace(trace=joined)
         if self.rule is not None and self.round % self.rule.check_every == 0:
-            mean, sd = (np.asarray(m)[None] for m in state.server.family.marginals())
+            mean, sd = (np.asarray(m)[None] for m in state.server.shared.family.marginals())
             self.history = self.history._replace(
                 snapshots=np.append(self.history.snapshots, self.round),
                 means=np.concatenate([self.history.means, mean]),
@@ -151,8 +166,8 @@ class _Driver:
 
     def _check(self, done):
         if done >= self.rule.min_rounds:
-            elbo, *snapshots = self.history
-            check = self.rule.check(elbo[:done], *snapshots)
+            _, *snapshots = self.history
+            check = self.rule.check(self.history.elbo[:done], *snapshots)
             self.checks += [] if check is None else [check]
 
     def _replay_checks(self):
@@ -176,11 +191,11 @@ class _Driver:
         self.failed_round = self.round + good
         if good:
             chunk = self.loop.run(self.key, self.state, jnp.asarray(good))
-            self._accept(chunk.state, np.asarray(chunk.elbo[:good], np.float64))
+            self._accept(chunk.state, _rows(chunk.trace, good))
 
     def _halve(self, good, middle, bad):
         chunk = self.loop.run(self.key, self.state, jnp.asarray(middle))
-        elbo = np.asarray(chunk.elbo[:middle], np.float64)
+        elbo = _rows(chunk.trace, middle)["elbo"]
         return (good, middle) if self._broken(elbo, chunk.state) else (middle, bad)
 
     def save(self):
@@ -196,6 +211,10 @@ class _Driver:
     def outcome(self):
         convergence = None if self.rule is None else self.rule.verdict(self.checks)
         return Outcome(self.state, self.history, convergence, self.failed_round, self.seconds)
+
+
+def _rows(trace, size):
+    return {name: np.asarray(values[:size], np.float64) for name, values in trace.items()}
 
 
 @jax.jit

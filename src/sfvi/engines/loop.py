@@ -1,7 +1,6 @@
 """Rounds of a federated algorithm, fused into one compiled loop."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,6 +11,8 @@ from jaxtyping import Array, Float, Int
 
 from .._types import Key, Scalar
 from ..algorithms import FederatedAlgorithm
+from ..algorithms.participation import Participants
+from ..families import StructuredLocal
 from .batching import Batch
 
 MAX_CHUNK = 1000  # rounds per call of the compiled loop at most; a call may do fewer
@@ -25,55 +26,75 @@ class State(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Outcome of one call: the state, how many rounds were done, and the ELBO estimate of each."""
+    """Outcome of one call: the state, how many rounds were done, and for each the ELBO and the server's Info."""
 
     state: State
     rounds: Int[Array, ""]
-    elbo: Float[Array, " chunk"]
+    trace: dict[str, Float[Array, " chunk"]]
 
 
 class Loop(eqx.Module):
-    """The five functions on given silos.
+    """The functions of an algorithm on given silos.
 
     A call runs any number of rounds up to `MAX_CHUNK` with the same compiled code, so how a run is cut into calls
     changes nothing: same key, same digits.
     """
 
     datas: tuple
+    num_units: Float[Array, " silos"]
     algorithm: FederatedAlgorithm = eqx.field(static=True)
     stacked: tuple[bool, ...] = eqx.field(static=True)
-    order: tuple[int, ...] = eqx.field(static=True)
+    ranks: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
     def init(self, key: Key, theta: Any) -> State:
         """Make the state before the first round."""
         server_key, silo_key = keys(key)
-        server = self.algorithm.server_init(server_key, theta)
-        silos = []
-        for data, stacked in zip(self.datas, self.stacked, strict=True):
-            start = partial(self.algorithm.silo_init, silo_key)
-            silos.append(jax.vmap(start)(data) if stacked else start(data))
-        return State(server, tuple(silos))
+        server = self.algorithm.server_init(server_key, theta, self.num_units)
+        broadcast = self.algorithm.broadcast(server_key, server)
 
-    def round(self, server_key: Key, silo_key: Key, state: State) -> tuple[State, Scalar]:
-        """Do one round: broadcast, every silo's step, the server's step. Returns the ELBO estimate too."""
+        def start(data):
+            return self.algorithm.silo_init(silo_key, broadcast, data)
+
+        return State(server, self._map(start, self.datas))
+
+    def adopt(self, key: Key, shared: Any, families: tuple[StructuredLocal, ...]) -> State:
+        """Make the state before the first round from parameters that another algorithm found."""
+        server_key, _ = keys(key)
+        server = self.algorithm.server_start(shared, self.num_units)
+        broadcast = self.algorithm.broadcast(server_key, server)
+
+        def start(family, data):
+            return self.algorithm.silo_start(family, broadcast, data)
+
+        return State(server, self._map(start, families, self.datas))
+
+    @eqx.filter_jit
+    def finish(self, key: Key, state: State) -> tuple[StructuredLocal, ...]:
+        """The local family of every batch under the last broadcast."""
+        server_key, silo_key = keys(key)
+        broadcast = self.algorithm.broadcast(server_key, state.server)
+
+        def end(state, data):
+            return self.algorithm.silo_finish(silo_key, state, broadcast, data)
+
+        return self._map(end, state.silos, self.datas)
+
+    def round(self, server_key: Key, silo_key: Key, state: State) -> tuple[State, dict[str, Scalar]]:
+        """Do one round: broadcast, every silo's step, the server's step. Returns the ELBO and the server's Info."""
         broadcast = self.algorithm.broadcast(server_key, state.server)
 
         def step(state, data):
             return self.algorithm.silo_step(silo_key, state, broadcast, data)
 
-        done = [
-            jax.vmap(step)(*both) if stacked else jax.tree.map(lambda x: x[None], step(*both))
-            for *both, stacked in zip(state.silos, self.datas, self.stacked, strict=True)
-        ]
-        silos, replies, infos = zip(*done, strict=True)
-        silos = [
-            silo if stacked else jax.tree.map(lambda x: x[0], silo)
-            for silo, stacked in zip(silos, self.stacked, strict=True)
-        ]
-        replies = self._in_order(replies)
-        server, info = self.algorithm.server_step(state.server, broadcast, replies)
-        elbo = info.elbo_term + sum(i.elbo_term.sum() for i in infos)
-        return State(server, tuple(silos)), elbo
+        if self.algorithm.elbo.options.participation.partial:
+            drawn = self.algorithm.participants(server_key, state.server)
+            done = self._some(step, state.silos, drawn)
+        else:
+            done = self._all(step, state.silos)
+        server, info = self.algorithm.server_step(state.server, broadcast, done.replies, done.participants)
+        elbo = info.elbo_term + jnp.sum(done.participants.weight * done.elbo_terms)
+        others = {name: value for name, value in info._asdict().items() if name != "elbo_term"}
+        return State(server, done.silos), {"elbo": elbo, **others}
 
     @eqx.filter_jit
     def run(self, key: Key, state: State, num_rounds: Int[Array, ""]) -> Chunk:
@@ -81,38 +102,99 @@ class Loop(eqx.Module):
         server_key, silo_key = keys(key)
 
         def going(chunk):
-            last = chunk.elbo[jnp.maximum(chunk.rounds - 1, 0)]
+            last = chunk.trace["elbo"][jnp.maximum(chunk.rounds - 1, 0)]
             return (chunk.rounds < num_rounds) & jnp.isfinite(last)
 
         def advance(chunk):
-            state, elbo = self.round(server_key, silo_key, chunk.state)
-            return Chunk(state, chunk.rounds + 1, chunk.elbo.at[chunk.rounds].set(elbo))
+            state, values = self.round(server_key, silo_key, chunk.state)
+            trace = {name: chunk.trace[name].at[chunk.rounds].set(value) for name, value in values.items()}
+            return Chunk(state, chunk.rounds + 1, trace)
 
-        trace = jnp.zeros(MAX_CHUNK, jnp.result_type(float))
+        kinds = jax.eval_shape(self.round, server_key, silo_key, state)[1]
+        trace = {name: jnp.zeros(MAX_CHUNK, kind.dtype) for name, kind in kinds.items()}
         return jax.lax.while_loop(going, advance, Chunk(state, jnp.zeros((), jnp.int32), trace))
 
-    def _in_order(self, replies):
-        """Stack the replies in the order of the silos' names."""
-        if len(replies) == 1:
-            return replies[0]
-        joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *replies)
-        if list(self.order) == sorted(self.order):
-            return joined
-        order = np.argsort(self.order)
-        return jax.tree.map(lambda leaf: leaf[order], joined)
+    def trace_names(self, key: Key, state: State) -> list[str]:
+        """What the trace of a round holds."""
+        return list(jax.eval_shape(self.round, *keys(key), state)[1])
+
+    def _map(self, function, *trees):
+        batches = zip(*trees, self.stacked, strict=True)
+        return tuple(jax.vmap(function)(*args) if stacked else function(*args) for *args, stacked in batches)
+
+    def _all(self, step, silos):
+        """Everyone's step, the replies in the order of the silos' names."""
+        done = [
+            jax.vmap(step)(*both) if stacked else jax.tree.map(lambda leaf: leaf[None], step(*both))
+            for *both, stacked in zip(silos, self.datas, self.stacked, strict=True)
+        ]
+        states, replies, infos = zip(*done, strict=True)
+        states = tuple(
+            state if stacked else jax.tree.map(lambda leaf: leaf[0], state)
+            for state, stacked in zip(states, self.stacked, strict=True)
+        )
+        ranks = np.concatenate([np.asarray(rank) for rank in self.ranks])
+        replies, elbo_terms = _sorted((replies, tuple(info.elbo_term for info in infos)), ranks)
+        everyone = Participants(jnp.arange(len(ranks)), jnp.ones(len(ranks), elbo_terms.dtype))
+        return _Done(states, replies, elbo_terms, everyone)
+
+    def _some(self, step, silos, drawn):
+        """The steps of those who take part; as many silos of a batch are computed as could at most."""
+        num_silos, most = self.num_units.shape[0], drawn.index.shape[0]
+        weights = jnp.zeros(num_silos, drawn.weight.dtype).at[drawn.index].set(drawn.weight)
+        states, replies, elbo_terms, listed = [], [], [], []
+        for silo, data, ranks in zip(silos, self.datas, self.ranks, strict=True):
+            rank = jnp.asarray(ranks)
+            present = weights[rank] > 0
+            rows = jnp.argsort(~present, stable=True)[: min(most, len(ranks))]
+            old = jax.tree.map(lambda leaf, rows=rows: leaf[rows], silo)
+            new, reply, info = jax.vmap(step)(old, jax.tree.map(lambda leaf, rows=rows: leaf[rows], data))
+            kept = jax.tree.map(lambda n, o, p=present[rows]: jnp.where(_like(p, n), n, o), new, old)
+            states.append(jax.tree.map(lambda leaf, row, rows=rows: leaf.at[rows].set(row), silo, kept))
+            replies.append(reply)
+            elbo_terms.append(jnp.where(present[rows], info.elbo_term, 0.0))
+            listed.append(rank[rows])
+        ranks = jnp.concatenate(listed)
+        replies, elbo_terms = _sorted((tuple(replies), tuple(elbo_terms)), ranks)
+        ranks = jnp.sort(ranks)
+        weight = weights[ranks]
+        replies = jax.tree.map(lambda leaf: jnp.where(_like(weight > 0, leaf), leaf, 0), replies)
+        return _Done(tuple(states), replies, elbo_terms, Participants(ranks, weight))
 
 
-def build(algorithm: FederatedAlgorithm, batches: Sequence[Batch]) -> Loop:
-    """Make the loop for batches of silos."""
-    names = [name for batch in batches for name in batch.names]
-    rank = {name: position for position, name in enumerate(sorted(names))}
-    merged_first = [batch.names if batch.stacked else batch.names[:1] for batch in batches]
-    order = [rank[name] for names in merged_first for name in names]
+class _Done(NamedTuple):
+    silos: tuple[Any, ...]
+    replies: Any
+    elbo_terms: Float[Array, " replies"]
+    participants: Participants
+
+
+def _sorted(parts, ranks):
+    """Join the batches' rows and put them in the order of the silos' names."""
+    parts = tuple(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *part) for part in parts)
+    if isinstance(ranks, np.ndarray):
+        if np.all(np.diff(ranks) > 0):
+            return parts
+        order = np.argsort(ranks)
+    else:
+        order = jnp.argsort(ranks)
+    return jax.tree.map(lambda leaf: leaf[order], parts)
+
+
+def _like(mask, leaf):
+    return mask.reshape(mask.shape + (1,) * (leaf.ndim - 1))
+
+
+def build(algorithm: FederatedAlgorithm, batches: Sequence[Batch], num_units: Mapping[str, Array]) -> Loop:
+    """Make the loop for batches of silos, whose numbers of units are given by name."""
+    rank = {name: position for position, name in enumerate(sorted(num_units))}
+    rows = [batch.names if batch.stacked else batch.names[:1] for batch in batches]
     return Loop(
         datas=tuple(batch.data for batch in batches),
+        num_units=jnp.stack([num_units[name] for name in sorted(num_units)]),
         algorithm=algorithm,
         stacked=tuple(batch.stacked for batch in batches),
-        order=tuple(order),
+        ranks=tuple(tuple(rank[name] for name in names) for names in rows),
     )
 
 

@@ -1,5 +1,6 @@
 """Variational families: choose one with the lower-case functions, they build the classes."""
 
+from .amortized import Amortized, AmortizedBlock, amortized
 from .base import AbstractGlobalFamily
 from .block import BlockGaussian, block
 from .gaussian import FullGaussian, MeanFieldGaussian, full, mean_field
@@ -8,12 +9,15 @@ from .structured import Local, StructuredLocal
 
 __all__ = [
     "AbstractGlobalFamily",
+    "Amortized",
+    "AmortizedBlock",
     "BlockGaussian",
     "FullGaussian",
     "Local",
     "LowRankGaussian",
     "MeanFieldGaussian",
     "StructuredLocal",
+    "amortized",
     "block",
     "full",
     "low_rank",

@@ -39,6 +39,25 @@ class BlockGaussian(eqx.Module):
     coupling: Float[Array, "n_parent block units"] | None
     scale_coupling: Float[Array, "n_parent block units"] | None
 
+    def given(self, parent: Parent) -> "BlockGaussian":
+        """The block at given parents: itself, for it follows them only through their deviation."""
+        del parent
+        return self
+
+    def recentered(self, shift: Parent) -> "BlockGaussian":
+        r"""The same distribution, with $d$ measured from a point that lies `shift` further.
+
+        $\mu_i \leftarrow \mu_i + C_i\,\mathrm{shift}$, and likewise $s_i$; components of $d$ beyond those of `shift`
+        stay as they are.
+        """
+        size = shift.shape[0]
+
+        def move(intercept, slopes):
+            return intercept if slopes is None else _follow(intercept, slopes[:size], shift)
+
+        loc, log_scale = move(self.loc, self.coupling), move(self.log_scale, self.scale_coupling)
+        return BlockGaussian(loc, log_scale, self.lower, self.coupling, self.scale_coupling)
+
     def mean(self, deviation: Parent) -> Values:
         r"""Evaluate $\mu_i + C_i d$."""
         return _follow(self.loc, self.coupling, deviation)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._types import Scalar
 from ..errors import DataError, ModelError, OptionError
 from ..families import Local
 from .layout import LocalLayout
@@ -78,6 +79,15 @@ def identify(name: str, unit_ids: Any, layout: LocalLayout) -> Local:
         columns = np.broadcast_arrays(np.uint32(first), second.astype(np.uint32))
         units[plate] = jnp.asarray(np.stack(columns))
     return Local(jnp.asarray(own), units)
+
+
+def count_units(name: str, num_units: Any, layout: LocalLayout) -> Scalar:
+    """The number of exchangeable units of a silo, given or read off its plates; NaN if neither says."""
+    if num_units is None:
+        num_units = np.nan if layout.num_units is None else layout.num_units
+    elif isinstance(num_units, bool) or not isinstance(num_units, int | float | np.number) or not 0 < num_units < np.inf:
+        raise OptionError(f"num_units of silo {name!r} is {num_units!r}; give a positive number.")
+    return jnp.asarray(num_units, jnp.result_type(float))
 
 
 def _check_unit_ids(name, unit_ids, plates):

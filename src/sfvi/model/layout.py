@@ -120,6 +120,18 @@ class LocalLayout(NamedTuple):
         return values
 
     @property
+    def num_units(self) -> int | None:
+        """How many exchangeable units carry latents and data of their own, or None if that cannot be told.
+
+        Members of the plate that holds the latents, or the observations if there are no latents; one, the silo itself,
+        if it has latents outside any plate.
+        """
+        if self.own.size:
+            return 1
+        plates = [group.plate for group in self.groups] or list(self.plates)
+        return plates[0].size if len(plates) == 1 else None
+
+    @property
     def subsampled(self) -> tuple[Plate, ...]:
         """Plates of which one evaluation draws only a part."""
         return tuple(plate for plate in self.plates if plate.drawn < plate.size)

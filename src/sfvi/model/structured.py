@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .._types import Key, Theta
 from ..errors import ModelError
-from .intake import array_leaves, check_theta, describe, identify
+from .intake import array_leaves, check_theta, count_units, describe, identify
 from .layout import FlatLayout, group_units
 from .programs import PopulationProgram, SiloData, SiloProgram
 from .tracing import Structure, constrained_params, initial_params, inspect
@@ -64,7 +64,9 @@ class StructuredModel:
         self.population = PopulationProgram(population, FlatLayout(self._structure.latents))
         self._cache: dict[Any, tuple[SiloProgram, Structure]] = {}
 
-    def silo_data(self, name: str, data: Any, *, unit_ids: Any = None) -> SiloData:
+    def silo_data(
+        self, name: str, data: Any, *, unit_ids: Any = None, num_units: float | None = None
+    ) -> SiloData:
         """Check one silo's data and bind them to its program.
 
         Args:
@@ -73,11 +75,14 @@ class StructuredModel:
             unit_ids: Whole numbers that identify the units whichever silo holds them, so that their noise,
                 and with it the whole fit, does not depend on the split. One array if there is one plate
                 of units, else a mapping from plate to array.
+            num_units: How many exchangeable units the silo stands for, where algorithms weight silos by it. By default
+                the members of the plate with the local latents, or 1 if the silo as a whole has latents.
         """
         values, rebuild, signature = array_leaves(name, data)
         function = self._silo_function(name)
         program = self._program(name, function, values, rebuild, signature)[0]
-        return SiloData(values, {}, identify(name, unit_ids, program.layout), program)
+        units = count_units(name, num_units, program.layout)
+        return SiloData(values, {}, identify(name, unit_ids, program.layout), units, program)
 
     def at_shapes(self, name: str, silo: SiloData, values: dict) -> SiloProgram:
         """The program of a silo at other data shapes: its units padded, or laid beside those of other silos."""

@@ -1,0 +1,96 @@
+"""Options that SFVI and SFVI-Avg share, and their checks."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import optax
+from numpyro.infer import init_to_feasible
+
+from .. import _optim, families
+from ..errors import OptionError
+from ..families import AbstractGlobalFamily
+from ..objectives import Estimator, freezer
+from .participation import Everyone, Participation
+
+CHOOSERS = (families.full, families.mean_field, families.low_rank, families.block, families.amortized)
+
+
+def slow_decay(step):
+    """The default step size, 0.02 / (1 + step / 1000)^0.75: large at first, and no end of the run has to be known."""
+    return 0.02 * (1.0 + step / 1000.0) ** -0.75
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AbstractVariationalOptions:
+    r"""What a user chooses about families, estimators and optimizers.
+
+    Args:
+        optimizer: Optax optimizer of $\eta_G$, $\theta$ and $\phi$; by default Adam, step size `slow_decay`. It sees
+            them as one tree, `Shared`.
+        local_optimizer: Optimizer of $\eta_L$ in the silos; the same as `optimizer` if None. In a minibatched
+            plate every unit has its own state, so a schedule there counts the unit's own updates.
+        global_family: $q(z_G)$: `families.mean_field()`, `full()` or `low_rank()`. By default full up to 200
+            dimensions and mean field beyond.
+        local_family: $q(z_L \mid z_G)$: `families.block(...)` or `families.amortized(...)`.
+        num_samples: Monte Carlo samples per step.
+        estimator: "stl" (default) or "reparameterization".
+        init_loc_fn: NumPyro strategy for the initial mean of the global latents.
+        init_scale: Initial standard deviation of every latent in unconstrained space.
+        participation: Who takes part in a round: `participation.everyone()` (default), `fraction(...)`, `count(...)`
+            or `rule(...)`.
+        refit_steps: Steps of the local refit after the last round, see `refit`.
+    """
+
+    optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(slow_decay))
+    local_optimizer: optax.GradientTransformation | None = None
+    global_family: Callable[..., AbstractGlobalFamily] | None = None
+    local_family: Callable[..., Any] = dataclasses.field(default_factory=families.block)
+    num_samples: int = 1
+    estimator: Estimator = "stl"
+    init_loc_fn: Callable = init_to_feasible
+    init_scale: float = 0.1
+    participation: Participation = Everyone()
+    refit_steps: int = 0
+
+    def __post_init__(self):
+        freezer(self.estimator)
+        for name in ("optimizer", "local_optimizer"):
+            check_optimizer(name, getattr(self, name), optional=name == "local_optimizer")
+        for name, example in (("global_family", "full"), ("local_family", "block")):
+            chosen = getattr(self, name)
+            if chosen in CHOOSERS or not (callable(chosen) or (chosen is None and name == "global_family")):
+                raise OptionError(f"{name} is {chosen!r}; give what families.{example}() returns, or another family.")
+        check_whole("num_samples", self.num_samples, at_least=1)
+        check_whole("refit_steps", self.refit_steps, at_least=0)
+        if not isinstance(self.init_scale, int | float) or not 0 < self.init_scale < float("inf"):
+            raise OptionError(f"init_scale is {self.init_scale!r}; give a positive number.")
+        if not callable(self.init_loc_fn):
+            raise OptionError(f"init_loc_fn is {self.init_loc_fn!r}; give a NumPyro strategy, like init_to_feasible.")
+        if isinstance(self.participation, type) or not isinstance(self.participation, Participation):
+            raise OptionError(
+                f"participation is {self.participation!r}; give sfvi.participation.fraction(0.2), count(10) or rule(...)."
+            )
+
+    @property
+    def own_optimizer(self) -> optax.GradientTransformation:
+        r"""The optimizer of $\eta_L$."""
+        return self.local_optimizer or self.optimizer
+
+
+def check_whole(name: str, value: Any, *, at_least: int) -> None:
+    """Refuse what is not a whole number in range."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise OptionError(f"{name} is {value!r}; give a whole number of at least {at_least}.")
+
+
+def check_optimizer(name: str, chosen: Any, *, optional: bool) -> None:
+    """Refuse what is not an optax optimizer that gets by with gradients."""
+    if chosen is None and optional:
+        return
+    if not isinstance(chosen, optax.GradientTransformation):
+        raise OptionError(f"{name} is {chosen!r}; give an optax optimizer, like optax.adam(1e-2).")
+    try:
+        _optim.is_elementwise(chosen)
+    except TypeError as error:
+        raise OptionError(f"{name} needs more than gradients ({error}); choose another optax optimizer.") from error

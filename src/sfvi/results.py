@@ -1,0 +1,141 @@
+"""The result of a run, on file too."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+
+from . import archive
+from ._types import Theta
+from .convergence import Check, Convergence
+from .errors import ArchiveError, OptionError
+from .model import StructuredModel
+from .posterior import GlobalPosterior, SiloPosterior
+
+FIT_KIND = "fit"
+
+
+class Fit:
+    """The result of a run.
+
+    Attributes:
+        posterior: The global posterior.
+        trace: For every round the ELBO estimate, and what else the algorithm reports.
+        convergence: Evidence of the stopping rule, or None if none was asked for.
+        seconds: Time spent in rounds, compilation left out; None for a loaded fit.
+    """
+
+    def __init__(
+        self,
+        posterior: GlobalPosterior,
+        silos: Mapping[str, SiloPosterior],
+        trace: Mapping[str, np.ndarray],
+        present: np.ndarray | None,
+        convergence: Convergence | None,
+        seconds: float | None,
+        fitted: list[str] | None = None,
+    ):
+        self.posterior = posterior
+        self._silos = dict(silos)
+        self._fitted = list(silos) if fitted is None else list(fitted)
+        self.trace = dict(trace)
+        self._present = present
+        self.convergence = convergence
+        self.seconds = seconds
+
+    def __repr__(self) -> str:
+        level = f", ELBO {self.elbo[-100:].mean():,.2f}" if len(self.elbo) else ""
+        verdict = "" if self.convergence is None else f"; {self.convergence.verdict}"
+        return f"<Fit: {len(self._silos)} silos, {len(self.elbo)} rounds{level}{verdict}>"
+
+    @property
+    def elbo(self) -> np.ndarray:
+        """The ELBO estimate of every round; it rises, with noise."""
+        return self.trace["elbo"]
+
+    @property
+    def participation(self) -> pd.DataFrame:
+        """Who took part when: a row for each round, a column for each silo."""
+        rounds = len(self.elbo)
+        present = np.ones((rounds, len(self._fitted)), bool) if self._present is None else self._present
+        return pd.DataFrame(present, pd.RangeIndex(rounds, name="round"), self._fitted)
+
+    @property
+    def theta(self) -> Theta:
+        r"""The fitted $\theta$ in the model's own space."""
+        return self.posterior.theta
+
+    @property
+    def silo_names(self) -> list[str]:
+        """Names of the silos."""
+        return list(self._silos)
+
+    def silo(self, name: str) -> SiloPosterior:
+        """The posterior of one silo's latents."""
+        if name not in self._silos:
+            raise OptionError(f"There is no silo {name!r}; there are {', '.join(map(repr, self._silos))}.")
+        return self._silos[name]
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write `global.npz`, `fit.npz` (ELBO and evidence) and `silos/<name>.npz`, each complete by itself."""
+        folder = Path(folder)
+        self.posterior.save(folder / "global.npz")
+        evidence = None
+        if self.convergence is not None:
+            checks = [check._asdict() for check in self.convergence.checks]
+            evidence = {**self.convergence._asdict(), "checks": checks}
+        header = {"kind": FIT_KIND, "silos": self._fitted, "convergence": evidence}
+        arrays = {f"trace.{name}": values for name, values in self.trace.items()}
+        if self._present is not None:
+            arrays["present"] = self._present
+        archive.write(folder / "fit.npz", arrays, header)
+        for name, silo in self._silos.items():
+            silo.save(folder / "silos" / _file_name(name))
+
+
+def _file_name(silo):
+    """A file name for any silo name; long ones are cut and told apart by a number."""
+    quoted = quote(silo, safe="", errors="surrogatepass")
+    if len(quoted) > 100:
+        quoted = f"{quoted[:80]}-{hashlib.sha256(silo.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+    return f"{quoted}.npz"
+
+
+def load(
+    folder: str | os.PathLike,
+    model: StructuredModel,
+    silos: Mapping[str, Any],
+    *,
+    local_family: Callable | None = None,
+) -> Fit:
+    """Read a fit written by `Fit.save`, for the model and data that made it.
+
+    Args:
+        folder: Where it was saved.
+        model: The model.
+        silos: Data of the silos to load; some or all of those fitted.
+        local_family: The `families.amortized(...)` of the fit, if it had one; the file holds its weights.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        raise ArchiveError(
+            f"{str(folder)!r} is a file; sfvi.load takes the folder that Fit.save wrote. A single file is read by "
+            "GlobalPosterior.load or SiloPosterior.load."
+        )
+    posterior = GlobalPosterior.load(folder / "global.npz", model, local_family=local_family)
+    arrays, header = archive.read(folder / "fit.npz", kind=FIT_KIND)
+    loaded = {
+        name: SiloPosterior.load(folder / "silos" / _file_name(name), model, data, local_family=local_family)
+        for name, data in silos.items()
+    }
+    evidence = header["convergence"]
+    if evidence is not None:
+        checks = tuple(Check(**check) for check in evidence["checks"])
+        evidence = Convergence(**{**evidence, "checks": checks})
+    trace = {name.removeprefix("trace."): values for name, values in arrays.items() if name.startswith("trace.")}
+    return Fit(posterior, loaded, trace, arrays.get("present"), evidence, None, fitted=header["silos"])

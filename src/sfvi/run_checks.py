@@ -1,0 +1,87 @@
+"""What is checked of silos and options before a run, and by what a run is known again."""
+
+import dataclasses
+import hashlib
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import DataError, OptionError
+
+
+def check_support(theta, data, batches):
+    """Refuse observations that their distribution cannot produce; silo by silo only if a batch has any."""
+
+    @eqx.filter_jit
+    def count(silo):
+        return silo.program.violations(theta, silo)
+
+    for batch in batches:
+        found = eqx.filter_vmap(count)(batch.data) if batch.stacked else count(batch.data)
+        if not any(bool(jnp.any(number > 0)) for number in found.values()):
+            continue
+        for name in batch.names:
+            for site, number in count(data[name]).items():
+                if number > 0:
+                    raise DataError(
+                        f"Silo {name!r}: the observed site {site!r} has {int(number)} values that its distribution "
+                        "cannot produce; check the coding of the data, or choose another distribution."
+                    )
+
+
+def check_ids(data):
+    """No unit, and no silo, may stand twice under the same words: their noise would be the same."""
+    claims: dict[str, list] = {}
+    for position, silo in enumerate(data.values()):
+        parts = {"the silo": silo.ids.silo} | {f"plate {p!r}": ids for p, ids in silo.ids.units.items()}
+        for what, ids in parts.items():
+            words = np.asarray(ids).astype(np.uint64)
+            claims.setdefault(what, []).append((words[0] << np.uint64(32) | words[1], position))
+    names = list(data)
+    for what, parts in claims.items():
+        words = np.concatenate([words for words, _ in parts])
+        owners = np.concatenate([np.full(len(words), position) for words, position in parts])
+        order = np.argsort(words, kind="stable")
+        again = np.flatnonzero(words[order][1:] == words[order][:-1])
+        if len(again):
+            first, second = (names[owners[order[again[0] + step]]] for step in (0, 1))
+            unit = words[order[again[0]]] & np.uint64(0xFFFFFFFF)
+            raise OptionError(
+                f"Silos {first!r} and {second!r} share an id ({what}, id {unit}); ids must be unique, or rename one of "
+                "the silos."
+            )
+
+
+def fingerprint(model, data, key, algorithm):
+    """What a run is: model, silos, data, key and options, each hashed."""
+    programs = {silo.program: silo for silo in data.values()}
+    prints = sorted(program.fingerprint(silo) for program, silo in programs.items())
+    contents = hashlib.sha256("".join(silo.fingerprint() for silo in data.values()).encode())
+    ids = hashlib.sha256()
+    for silo in data.values():
+        for leaf in jax.tree.leaves(silo.ids):
+            ids.update(np.asarray(leaf).tobytes())
+    return {
+        "precision": str(jnp.result_type(float)),
+        "model": "".join([model.population.fingerprint(), *prints]),
+        "set of silos": ",".join(data),
+        "data set": contents.hexdigest(),
+        "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
+        "algorithm or option of it": _describe_options(algorithm),
+        "assignment of unit_ids": ids.hexdigest(),
+    }
+
+
+def _describe_options(algorithm):
+    """The algorithm and those of its options that have a plain value; functions cannot be compared."""
+    plain = {}
+    for field in dataclasses.fields(algorithm):
+        value = getattr(algorithm, field.name)
+        parts = value if isinstance(value, tuple) else [value]
+        if dataclasses.is_dataclass(value) and field.name == "fast_start":
+            plain[field.name] = _describe_options(value)
+        elif all(part is None or isinstance(part, int | float | str) for part in parts):
+            plain[field.name] = (type(value).__name__, *parts)
+    return f"{type(algorithm).__name__}({plain})"

@@ -1,0 +1,99 @@
+"""A fast start: rounds of SFVI-Avg, then SFVI from there."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import sfvi
+from sfvi.data import six_cities, split_units
+from sfvi.engines import batching, loop
+from sfvi.zoo import logistic_mixed_model
+
+from .helpers import assert_trees_close, bind, gamma_data, gamma_model
+
+SILOS = {"a": gamma_data(4), "b": gamma_data(6, seed=1), "c": gamma_data(6, seed=2)}
+START = sfvi.FastStart(rounds=3, num_local_steps=10)
+
+
+def test_sfvi_goes_on_where_sfvi_avg_ended():
+    """Parameters pass over exactly, from stacked and padded silos to merged ones; a step size of zero shows it."""
+    still = optax.sgd(0.0)
+    algorithm = sfvi.SFVI(fast_start=START, optimizer=optax.adam(0.05), local_optimizer=optax.adam(0.05))
+    first = sfvi.SFVIAvg(num_local_steps=10, refit_steps=0, optimizer=optax.adam(0.05))
+    (options, rounds), (main, _) = algorithm.stages()
+    assert (options.num_local_steps, rounds, main.fast_start) == (10, 3, None)
+    key = jax.random.key(0)
+    before = sfvi.fit(gamma_model(), SILOS, key=key, num_rounds=3, algorithm=first)
+    model = gamma_model()
+    bound, data, theta = bind(model, SILOS, optimizer=still)
+    for merge in (True, False):
+        batches = batching.plan(model, data, theta, merge=merge)
+        rounds = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})
+        free = {name: before.silo(name).free for name in SILOS}
+        state = rounds.adopt(
+            key, before.posterior.shared, tuple(batching.batch_family(batch, free) for batch in batches)
+        )
+        found = {}
+        for batch, silo in zip(batches, state.silos, strict=True):
+            found |= batching.local_families(batch, silo.family)
+        assert_trees_close((state.server.shared, found), (before.posterior.shared, free), rtol=0, atol=0)
+
+
+def test_both_stages_are_in_the_result(tmp_path):
+    fit = sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=20, algorithm=sfvi.SFVI(fast_start=START))
+    assert len(fit.elbo) == 23
+    assert fit.participation.shape == (23, 3)
+    assert np.isfinite(fit.trace["barycenter_residual"]).sum() == 3
+    fit.save(tmp_path)
+    np.testing.assert_array_equal(sfvi.load(tmp_path, gamma_model(), SILOS).elbo, fit.elbo)
+
+
+def test_resumes_in_either_stage(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def run(path=None, stop_after=None):
+        seen = []
+
+        def watch(progress):
+            seen.append(progress)
+            if stop_after is not None and len(seen) >= stop_after:
+                raise Stop
+
+        algorithm = sfvi.SFVI(fast_start=START)
+        return sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=30, algorithm=algorithm, checkpoint=path, callback=watch)
+
+    whole = run()
+    for stop_after in (1, 4):
+        path = tmp_path / f"run{stop_after}.npz"
+        with pytest.raises(Stop):
+            run(path, stop_after)
+        again = run(path)
+        np.testing.assert_array_equal(again.elbo, whole.elbo)
+        assert_trees_close(again.posterior.family, whole.posterior.family, rtol=0, atol=0)
+
+
+def test_cuts_the_steps_to_a_given_elbo():
+    """Six cities: rounds until the ELBO, smoothed, comes within two nats of its optimum."""
+    silos, _ = split_units(six_cities(), [300, 237], seed=1)
+
+    def rounds_needed(algorithm):
+        fit = sfvi.fit(logistic_mixed_model(), silos, key=0, num_rounds=3000, algorithm=algorithm)
+        smooth = np.convolve(fit.elbo, np.ones(20) / 20, "valid")
+        return int(np.argmax(smooth > -830.0)) + 20
+
+    plain = rounds_needed(sfvi.SFVI())
+    fast = rounds_needed(sfvi.SFVI(fast_start=sfvi.FastStart(rounds=10, num_local_steps=100)))
+    assert fast < plain / 2
+
+
+def test_bad_options():
+    for make, words in [
+        (lambda: sfvi.SFVI(fast_start=5), "fast_start is 5"),
+        (lambda: sfvi.FastStart(rounds=0), "rounds is 0"),
+        (lambda: sfvi.FastStart(num_local_steps=0), "num_local_steps is 0"),
+        (lambda: sfvi.FastStart(weights="n"), "weights is 'n'"),
+    ]:
+        with pytest.raises(sfvi.OptionError, match=words):
+            make()
