@@ -3,6 +3,8 @@ from pathlib import Path
 
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of the time of a test goes into compiling a program that runs for milliseconds.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true")
 # Many tests compile the same small programs; the second time, and in the other worker, they are read back.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -15,7 +17,9 @@ CHECKED = [
     "sfvi._optim",
     "sfvi.algorithms.local_params",
     "sfvi.algorithms.noise",
+    "sfvi.algorithms.participation",
     "sfvi.archive",
+    "sfvi.barycenter",
     "sfvi.convergence",
     "sfvi.engines",
     "sfvi.families.base",

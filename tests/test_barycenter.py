@@ -8,7 +8,7 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfvi.barycenter import _full, _low_rank, _pack, barycenter
+from sfvi.barycenter import _full, _pack, barycenter
 from sfvi.errors import OptionError
 from sfvi.families import AbstractGlobalFamily, FullGaussian, LowRankGaussian, MeanFieldGaussian
 from sfvi.families.triangular import packed_size, unpack
@@ -58,10 +58,10 @@ def full_from_root(loc, root):
     return FullGaussian(jnp.asarray(loc), jnp.log(jnp.abs(scale)), _pack(jnp.asarray(unit)))
 
 
-def make_members(kind, seed, *, size=4, silos=3):
+def make_members(kind, seed, *, silos=3):
     """Members that resemble each other as silos do, with weights."""
     generator = np.random.default_rng(seed)
-    center = perturb(GLOBAL_FAMILIES[kind](jnp.zeros(size), 0.5), seed, 1.0)
+    center = perturb(GLOBAL_FAMILIES[kind](jnp.zeros(4), 0.5), seed, 1.0)
     weights = jnp.asarray(generator.dirichlet(np.full(silos, 3.0)))
     return stack([perturb(center, [seed, j]) for j in range(silos)]), weights
 
@@ -213,9 +213,8 @@ def test_order_splitting_and_absent_members_do_not_matter(kind, seed):
 
 
 @each_family
-@pytest.mark.parametrize("size", [1, 4])
-def test_one_member_is_its_own_average(kind, size):
-    stacked, _ = make_members(kind, 3, size=size, silos=1)
+def test_one_member_is_its_own_average(kind):
+    stacked, _ = make_members(kind, 3, silos=1)
     result = average(stacked, jnp.array([0.3]))
     assert type(result.family) is type(stacked)
     assert_same_distribution(result.family, members_of(stacked)[0], tolerance=1e-13)
@@ -278,7 +277,7 @@ def test_a_broken_member_breaks_the_average_without_hanging(kind):
 @few
 @given(seed=seeds)
 def test_low_rank_parts_are_averaged_one_by_one(seed):
-    stacked, weights = make_members("low_rank", seed, size=6)
+    stacked, weights = make_members("low_rank", seed)
     result = average(stacked, weights)
     sigma, loadings = parts(result.family)
     sigmas, roots = zip(*map(parts, members_of(stacked)), strict=True)
@@ -303,7 +302,7 @@ def test_low_rank_bounds_the_barycenter(seed):
 
 def test_low_rank_is_exact_for_multiples_of_one_member():
     generator = np.random.default_rng(2)
-    base = members_of(make_members("low_rank", 2, size=5)[0])[0]
+    base = members_of(make_members("low_rank", 2)[0])[0]
     sizes, weights = jnp.array([0.5, 1.0, 3.0]), jnp.array([0.5, 0.3, 0.2])
     turned = [base.factor @ rotation(generator, 2) for _ in sizes]
     copies = [LowRankGaussian(base.loc, base.log_scale + jnp.log(c), F) for c, F in zip(sizes, turned, strict=True)]
@@ -311,7 +310,7 @@ def test_low_rank_is_exact_for_multiples_of_one_member():
     assert relative_error(root, average(stack(copies), weights).family) < 1e-11
 
 
-@pytest.mark.parametrize(("size", "rank", "length"), [(5, 0, 1), (1, 1, 1), (2, 4, 1), (5, 1, 1), (5, 2, 0)])
+@pytest.mark.parametrize(("size", "rank", "length"), [(4, 0, 1), (1, 1, 1), (2, 4, 1), (4, 2, 0)])
 def test_low_rank_of_any_rank(size, rank, length):
     """Also of length 0, where rotations are undetermined: nothing may become NaN."""
     direction = length * np.random.default_rng(0).normal(size=(size, rank))
@@ -345,9 +344,8 @@ def test_float32_gets_the_double_answer_rounded(kind):
     assert result.residual < 1e-11
 
 
-@each_family
 @pytest.mark.usefixtures("float32")
-def test_float32_inside_a_compiled_loop(kind):
+def test_float32_inside_a_compiled_loop():
     """Three rounds that pull the members half way to their average."""
 
     def body(carry):
@@ -361,7 +359,7 @@ def test_float32_inside_a_compiled_loop(kind):
         carry = (jnp.zeros((), jnp.int32), members, weights, jnp.zeros((), weights.dtype))
         return jax.lax.while_loop(lambda carry: (carry[0] < 3) & (carry[-1] < 1e-9), body, carry)
 
-    single, double = in_both_precisions(kind)
+    single, double = in_both_precisions("full")
     index, result, _, _ = rounds(*single)
     with jax.enable_x64(True):
         expected = rounds(*double)[1]
@@ -371,22 +369,22 @@ def test_float32_inside_a_compiled_loop(kind):
 
 def test_stopped_early_the_residual_tells():
     stacked, weights, root, _ = constructed(0, size=5, silos=3, shared=1, apart=1e3)
+    stop_after = jax.jit(lambda count: _full(stacked, weights, max_iterations=count))
     errors = []
     for count in (1, 3, 9):
-        result = _full(stacked, weights, max_iterations=count)
+        result = stop_after(count)
         assert result.iterations == count
         errors.append(relative_error(root, result.family))
         assert result.residual > errors[-1] / 200
     assert errors[0] > errors[1] > errors[2] > 1e-3
-    assert _low_rank(*make_members("low_rank", 0), max_iterations=1).residual > 1e-3
     closed = average(*make_members("mean_field", 0))
     assert (closed.residual, closed.iterations) == (0.0, 0)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
 def test_pack_inverts_unpack(size):
     packed = jnp.arange(1.0, packed_size(size) + 1.0)
-    np.testing.assert_array_equal(_pack(unpack(packed, size)), packed)
+    np.testing.assert_array_equal(jax.jit(lambda entries: _pack(unpack(entries, size)))(packed), packed)
 
 
 class Unknown(AbstractGlobalFamily):

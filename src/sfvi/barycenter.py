@@ -22,6 +22,7 @@ Family = TypeVar("Family", bound=AbstractGlobalFamily)
 Weights: TypeAlias = Float[Array, " silos"]
 Root: TypeAlias = Float[Array, "n r"]
 Roots: TypeAlias = Float[Array, "k n r"]
+Count: TypeAlias = int | Int[Array, ""]
 
 TOLERANCE = 1e-12
 MAX_ITERATIONS = 1000
@@ -70,7 +71,7 @@ def _mean_field(stacked: MeanFieldGaussian, weights: Weights) -> Barycenter:
 
 
 @barycenter.register
-def _full(stacked: FullGaussian, weights: Weights, *, max_iterations: int = MAX_ITERATIONS) -> Barycenter:
+def _full(stacked: FullGaussian, weights: Weights, *, max_iterations: Count = MAX_ITERATIONS) -> Barycenter:
     r"""Average Gaussians of any covariance.
 
     $\mu = \sum_j w_j \mu_j$, and $S = \sum_j w_j (S^{1/2} S_j S^{1/2})^{1/2}$ is solved on roots, $S = A A^\top$ and
@@ -101,7 +102,7 @@ def _full(stacked: FullGaussian, weights: Weights, *, max_iterations: int = MAX_
 
 
 @barycenter.register
-def _low_rank(stacked: LowRankGaussian, weights: Weights, *, max_iterations: int = MAX_ITERATIONS) -> Barycenter:
+def _low_rank(stacked: LowRankGaussian, weights: Weights, *, max_iterations: Count = MAX_ITERATIONS) -> Barycenter:
     r"""Average Gaussians of low rank plus diagonal, part by part.
 
     A member is $z_j = \mu_j + u_j + v_j$ with independent $u_j \sim N(0, \mathrm{diag}(\sigma_j^2))$ and
@@ -168,7 +169,7 @@ class _State(NamedTuple):
 
 
 def _procrustes(
-    roots: Roots, weights: Weights, start: Root, residual_fn: Callable[[Root, Root], Scalar], max_iterations: int
+    roots: Roots, weights: Weights, start: Root, residual_fn: Callable[[Root, Root], Scalar], max_iterations: Count
 ) -> _Solution:
     r"""Average roots up to rotation: minimize $\sum_j w_j \lVert A - B_j R_j \rVert_F^2$ over $A$ and orthogonal $R_j$.
 

@@ -73,7 +73,9 @@ def fit(
     if isinstance(algorithm, type) or not isinstance(algorithm, AlgorithmOptions):
         raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...) or sfvi.SFVIAvg(...).")
     data = {
-        name: model.silo_data(name, silos[name], unit_ids=(unit_ids or {}).get(name), num_units=(num_units or {}).get(name))
+        name: model.silo_data(
+            name, silos[name], unit_ids=(unit_ids or {}).get(name), num_units=(num_units or {}).get(name)
+        )
         for name in sorted(silos)
     }
     check_ids(data)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array
 
-from . import archive
+from . import archive, families
 from ._random import as_key
 from ._types import Key, Theta
 from .algorithms import SFVI, Elbo
@@ -20,13 +20,13 @@ from .errors import ArchiveError
 from .families import (
     AbstractGlobalFamily,
     Amortized,
+    AmortizedBlock,
     BlockGaussian,
     FullGaussian,
     Local,
     LowRankGaussian,
     MeanFieldGaussian,
     StructuredLocal,
-    block,
 )
 from .model import SiloData, StructuredModel
 from .objectives import Shared
@@ -142,7 +142,7 @@ class GlobalPosterior:
         network = None
         if amortizing:
             network = archive.unflatten(local_family.initial(), arrays, prefix="network", path=path)
-        return cls(model, Shared(family, free, network), theta, local_family or block())
+        return cls(model, Shared(family, free, network), theta, local_family or families.block())
 
 
 class SiloPosterior:
@@ -239,7 +239,8 @@ class SiloPosterior:
     @property
     def free(self) -> StructuredLocal:
         """The part of the family that has parameters of its own in the silo: all that is not amortized."""
-        units = {plate: b for plate, b in self.family.units.items() if isinstance(b, BlockGaussian)}
+        amortized = [plate for plate, block in self.family.units.items() if isinstance(block, AmortizedBlock)]
+        units = {plate: block for plate, block in self.family.units.items() if plate not in amortized}
         return StructuredLocal(self.family.silo, units)
 
     def _own_dims(self):

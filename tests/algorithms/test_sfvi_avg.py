@@ -110,11 +110,7 @@ def test_equal_silos_agree_with_the_pooled_posterior():
     np.testing.assert_allclose(b.std(0), np.sqrt(np.diag(exact.covariance)[2:8]), rtol=0.03)
 
 
-SPLITS = {"equal": [4, 4, 4], "ragged": [5, 3, 4]}
-
-
-@pytest.mark.parametrize("sizes", SPLITS.values(), ids=SPLITS)
-@pytest.mark.parametrize("weights", ["uniform", "units"])
+@pytest.mark.parametrize(("sizes", "weights"), [([4, 4, 4], "uniform"), ([10, 9, 11], "units")])
 def test_silos_together_give_what_they_give_one_by_one(sizes, weights):
     silos = {f"s{j}": gamma_data(n, seed=j) for j, n in enumerate(sizes)}
     algorithm, data, theta = avg(gamma_model(), silos, weights=weights, refit_steps=5)
@@ -127,7 +123,7 @@ def test_silos_together_give_what_they_give_one_by_one(sizes, weights):
 def test_weights_by_units_count_units():
     silos = {"a": gamma_data(3), "b": gamma_data(9, seed=1)}
     algorithm, data, theta = avg(gamma_model(), silos, weights="units", global_family=families.mean_field())
-    server_key, silo_key = loop.keys(KEY)
+    server_key, _ = loop.keys(KEY)
     server = algorithm.server_init(server_key, theta, unit_numbers(data))
     broadcast = algorithm.broadcast(server_key, server)
     shared = [perturb(server.shared, seed) for seed in (1, 2)]
@@ -202,9 +198,7 @@ def test_recentering_leaves_the_conditional_distribution(local):
     before = family.sample(noise, z, center)
     after = family.recentered(shift).sample(noise, z, center + shift)
     assert_trees_close(after, before)
-    assert_trees_close(
-        family.recentered(shift).log_prob(before, z, center + shift), family.log_prob(before, z, center)
-    )
+    assert_trees_close(family.recentered(shift).log_prob(before, z, center + shift), family.log_prob(before, z, center))
 
 
 def test_local_posterior_does_not_jump_at_an_average():
@@ -245,7 +239,7 @@ def test_reply_holds_only_what_is_shared():
 
 
 def test_refit_repairs_the_local_posterior():
-    """After averaging over two very different silos the locals fit their silo's copy; the refit gives the conditional."""
+    """Averaging very different silos leaves locals fitted to their own copy; the refit gives the conditional."""
     silos = {"a": linear_data(), "b": {k: v + (k == "y") for k, v in linear_data(seed=1).items()}}
     results = {}
     for steps in (0, 1000):

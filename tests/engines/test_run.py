@@ -24,7 +24,7 @@ SILOS = {"a": gamma_data(6, seed=1), "b": gamma_data(5, seed=2)}
 
 
 def states(fit):
-    return fit.posterior.family, fit.posterior.free_theta, [fit.silo(n).family for n in fit.silo_names]
+    return *fit.posterior.shared, [fit.silo(n).family for n in fit.silo_names]
 
 
 def exactly_equal(one, other):

@@ -100,10 +100,11 @@ def test_silo_latents_and_units_form_one_density(name):
     own = make_local(name, 1, 2, 3)
     units = make_local(name, 4, 2, 5)
     family = StructuredLocal(own, {"units": units})
-    deviation = jnp.asarray([0.3, -0.2, 0.5])
+    z_global, center = jnp.asarray([0.3, -0.2, 0.5]), jnp.asarray([0.1, 0.2, -0.1])
 
     def flat(noise):
-        values = family.sample(Local(noise[:2].reshape(2, 1), {"units": noise[2:].reshape(2, 4)}), deviation)
+        parts = Local(noise[:2].reshape(2, 1), {"units": noise[2:].reshape(2, 4)})
+        values = family.sample(parts, z_global, center)
         return jnp.concatenate([values.silo.ravel(), values.units["units"].ravel()])
 
     noise = jnp.asarray(np.random.default_rng(4).normal(size=10))
@@ -111,7 +112,7 @@ def test_silo_latents_and_units_form_one_density(name):
     # change of variables from standard noise: exact also where the scale follows the parent
     _, log_det = np.linalg.slogdet(jax.jacobian(flat)(noise))
     expected = scipy.stats.norm.logpdf(noise).sum() - log_det
-    densities = family.log_prob(Local(z[:2].reshape(2, 1), {"units": z[2:].reshape(2, 4)}), deviation)
+    densities = family.log_prob(Local(z[:2].reshape(2, 1), {"units": z[2:].reshape(2, 4)}), z_global, center)
     np.testing.assert_allclose(densities.silo.sum() + densities.units["units"].sum(), expected, rtol=1e-9)
 
 

@@ -234,9 +234,9 @@ class TestMinibatches:
         model = sfvi.StructuredModel(self.population, self.program)
         silo = model.silo_data("a", {"y": np.arange(6.0)})
         algorithm = sfvi.SFVI().bind(model)
-        server = algorithm.server_init(jax.random.key(0), {})
-        state = algorithm.silo_init(jax.random.key(1), silo)
+        server = algorithm.server_init(jax.random.key(0), {}, jnp.ones(1))
         broadcast = algorithm.broadcast(jax.random.key(0), server)
+        state = algorithm.silo_init(jax.random.key(1), broadcast, silo)
         after, _, _ = algorithm.silo_step(jax.random.key(1), state, broadcast, silo)
         changed = np.asarray(after.family.units["units"].loc != state.family.units["units"].loc)[0]
         assert changed.sum() == 2

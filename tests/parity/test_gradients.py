@@ -13,8 +13,8 @@ from sfvi.algorithms.noise import local_noise
 from sfvi.engines import loop
 from sfvi.families import Local, StructuredLocal
 from sfvi.model import SiloProgram
-from sfvi.objectives import Shared
 from sfvi.model.tracing import log_jacobian_name
+from sfvi.objectives import Shared
 
 from ..helpers import (
     ASCENT,
@@ -162,7 +162,9 @@ class TestKnownMistakes:
                 p: jnp.stack([jnp.zeros_like(i[0]), jnp.arange(i.shape[1], dtype=i.dtype)])
                 for p, i in data.ids.units.items()
             }
-            blind = sfvi.model.SiloData(data.values, data.sizes, Local(data.ids.silo, alike), data.num_units, data.program)
+            blind = sfvi.model.SiloData(
+                data.values, data.sizes, Local(data.ids.silo, alike), data.num_units, data.program
+            )
             return local_noise(key, round, blind, indices, num_samples, dtype)
 
         monkeypatch.setattr(elbo_module, "local_noise", wrong)

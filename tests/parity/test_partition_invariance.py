@@ -33,7 +33,7 @@ def trajectory(num_silos, *, merge):
     order = np.argsort(np.concatenate([ids[name] for name in families]))
     blocks = [family.units["children"] for family in families.values()]
     local = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1)[..., order], *blocks)
-    return server.family, server.theta, local
+    return server.shared.family, server.shared.theta, local
 
 
 @pytest.fixture(scope="module")

@@ -56,9 +56,7 @@ class Elbo(NamedTuple):
         r"""The initial $\eta_{Lj}$, the same for every unit; amortized units have none."""
         return local_params.build(self.options, data, self.model.population.layout.size)
 
-    def draw(
-        self, key: Key, step: Int[Array, ""], data: SiloData, noise: Float[Array, "samples n_noise"]
-    ) -> Draw:
+    def draw(self, key: Key, step: Int[Array, ""], data: SiloData, noise: Float[Array, "samples n_noise"]) -> Draw:
         """Draw units and local noise, as functions of (key, step, unit), to go with the noise of $z_G$."""
         indices = data.draw(jax.random.fold_in(key, step))
         return Draw(indices, noise, local_noise(key, step, data, indices, noise.shape[0], noise.dtype))

@@ -50,7 +50,7 @@ class AbstractVariationalOptions:
     estimator: Estimator = "stl"
     init_loc_fn: Callable = init_to_feasible
     init_scale: float = 0.1
-    participation: Participation = Everyone()
+    participation: Participation = dataclasses.field(default_factory=Everyone)
     refit_steps: int = 0
 
     def __post_init__(self):
@@ -69,7 +69,8 @@ class AbstractVariationalOptions:
             raise OptionError(f"init_loc_fn is {self.init_loc_fn!r}; give a NumPyro strategy, like init_to_feasible.")
         if isinstance(self.participation, type) or not isinstance(self.participation, Participation):
             raise OptionError(
-                f"participation is {self.participation!r}; give sfvi.participation.fraction(0.2), count(10) or rule(...)."
+                f"participation is {self.participation!r}; give what sfvi.participation.fraction(0.2), count(10) or "
+                "rule(...) returns."
             )
 
     @property

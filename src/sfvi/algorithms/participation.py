@@ -1,6 +1,6 @@
-"""Who takes part in a round, and with which weight.
+r"""Who takes part in a round, and with which weight.
 
-A silo that takes part with probability $\\pi_j$ counts $1 / \\pi_j$ when it does: averaged over who takes part, sums
+A silo that takes part with probability $\pi_j$ counts $1 / \pi_j$ when it does: averaged over who takes part, sums
 over silos are those of full participation.
 """
 
@@ -60,8 +60,8 @@ class Everyone(NamedTuple):
 class Sampled(NamedTuple):
     """The same number of silos in every round, drawn without replacement."""
 
-    count: int | None
-    share: float | None
+    count: int | None = None
+    share: float = 1.0
 
     @property
     def partial(self) -> bool:
@@ -117,14 +117,14 @@ def count(number: int) -> Sampled:
     """So many silos take part in a round, drawn afresh each time."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise OptionError(f"participation.count: number is {number!r}; give a whole number of at least 1.")
-    return Sampled(number, None)
+    return Sampled(count=number)
 
 
 def fraction(share: float) -> Sampled:
     """This part of all silos takes part in a round (rounded, at least one), drawn afresh each time."""
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise OptionError(f"participation.fraction: share is {share!r}; give a number above 0 and at most 1.")
-    return Sampled(None, float(share))
+    return Sampled(share=float(share))
 
 
 def rule(function: Rule) -> ByRule:

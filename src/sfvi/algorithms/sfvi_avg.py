@@ -239,7 +239,7 @@ class BoundSFVIAvg(NamedTuple):
             return []
         worst = int(np.argmax(residual))
         return [
-            f"The barycenter of round {worst} was found only to {residual[worst]:.1g}: the silos' global posteriors are "
+            f"The barycenter of round {worst} was found only to {residual[worst]:.1g}: global posteriors of silos are "
             "nearly singular; rescale the model, or use families.mean_field()."
         ]
 

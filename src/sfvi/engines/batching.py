@@ -92,7 +92,9 @@ def batch_family(batch: Batch, families: Mapping[str, StructuredLocal]) -> Struc
     members = [jax.tree.map(np.asarray, families[name]) for name in batch.names]
     if not batch.stacked:
         units = {
-            plate: jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves, -1)), *[m.units[plate] for m in members])
+            plate: jax.tree.map(
+                lambda *leaves: jnp.asarray(np.concatenate(leaves, -1)), *[m.units[plate] for m in members]
+            )
             for plate in members[0].units
         }
         return StructuredLocal(jax.tree.map(jnp.asarray, members[0].silo), units)

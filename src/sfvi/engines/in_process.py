@@ -145,7 +145,11 @@ class _Driver:
             self.checkpoint.save_if_due(self.state, self.history)
 
     def _call_size(self):
-        size = max(1, 10 // self.loop.algorithm.steps_per_round) if self.rate is None else int(self.rate * SECONDS_PER_CALL)
+        size = (
+            max(1, 10 // self.loop.algorithm.steps_per_round)
+            if self.rate is None
+            else int(self.rate * SECONDS_PER_CALL)
+        )
         size = min(max(size, 1), MAX_CHUNK, self.num_rounds - self.round)
         if self.rule is not None:
             size = min(size, self.rule.check_every - self.round % self.rule.check_every)

@@ -106,8 +106,8 @@ class Amortized:
             raise OptionError(f"amortized: the network cannot take the inputs of {silo}: {error}") from error
         if getattr(found, "shape", None) != (needed,):
             raise OptionError(
-                f"amortized: the network returns {getattr(found, 'shape', found)} for one unit of {silo}; it must return "
-                f"{needed} numbers: {size} means, {size} log scales"
+                f"amortized: the network returns {getattr(found, 'shape', found)} for one unit of {silo}; it must "
+                f"return {needed} numbers: {size} means, {size} log scales"
                 + (f" and {packed_size(size)} entries of L." if self.within == "full" else ".")
             )
 

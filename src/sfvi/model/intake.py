@@ -85,7 +85,9 @@ def count_units(name: str, num_units: Any, layout: LocalLayout) -> Scalar:
     """The number of exchangeable units of a silo, given or read off its plates; NaN if neither says."""
     if num_units is None:
         num_units = np.nan if layout.num_units is None else layout.num_units
-    elif isinstance(num_units, bool) or not isinstance(num_units, int | float | np.number) or not 0 < num_units < np.inf:
+    elif (
+        isinstance(num_units, bool) or not isinstance(num_units, int | float | np.number) or not 0 < num_units < np.inf
+    ):
         raise OptionError(f"num_units of silo {name!r} is {num_units!r}; give a positive number.")
     return jnp.asarray(num_units, jnp.result_type(float))
 

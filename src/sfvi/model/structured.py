@@ -64,9 +64,7 @@ class StructuredModel:
         self.population = PopulationProgram(population, FlatLayout(self._structure.latents))
         self._cache: dict[Any, tuple[SiloProgram, Structure]] = {}
 
-    def silo_data(
-        self, name: str, data: Any, *, unit_ids: Any = None, num_units: float | None = None
-    ) -> SiloData:
+    def silo_data(self, name: str, data: Any, *, unit_ids: Any = None, num_units: float | None = None) -> SiloData:
         """Check one silo's data and bind them to its program.
 
         Args:

@@ -1,0 +1,1 @@
+"""Experiments, one folder each: what was asked, the command that answers it, and the answer."""
