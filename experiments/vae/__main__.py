@@ -32,7 +32,7 @@ def main(
     num_images: Annotated[int, typer.Option(help="Images of each silo.")] = 2000,
     output: Annotated[Path, typer.Option(help="Folder for the table and the picture.")] = FOLDER,
 ):
-    """Train by SFVI and SFVI-Avg, decoder as parameters and as latents, and each silo alone; compare on unseen images."""
+    """Train by SFVI, SFVI-Avg and in one silo alone, decoder as parameters or latents; compare on unseen images."""
     images = LOADERS[dataset]()
     binary = [(x.reshape(len(x), -1) > 127).astype(np.uint8) for x in (images.train_x, images.test_x)]
     positions = by_label(images.train_y, NUM_SILOS, share=0.9, seed=0)
@@ -45,7 +45,7 @@ def main(
         model = deep_latent_gaussian(decoder=decoder, batch_size=BATCH)
         fit = sfvi.fit(model, data, key=0, num_rounds=rounds, algorithm=algorithm)
         results[name] = {
-            "test ELBO, nats an image": round(test_elbo(decoder, fit, unseen), 2),
+            "test ELBO, nats an image": round(unseen_elbo(decoder, fit, unseen), 2),
             "exchanges": rounds if len(data) > 1 else 0,
             "seconds": round(time.perf_counter() - begin),
         }
@@ -73,7 +73,7 @@ def runs(silos, num_steps):
     }
 
 
-def test_elbo(decoder: Literal["parameters", "latents"], fit, unseen, num_draws=5) -> float:
+def unseen_elbo(decoder: Literal["parameters", "latents"], fit, unseen, num_draws=5) -> float:
     """The ELBO of images that no silo holds, by the encoder alone; global latents are drawn from their posterior."""
     model = deep_latent_gaussian(decoder=decoder, batch_size=None)
     data = model.silo_data("unseen", {"x": unseen})

@@ -71,6 +71,7 @@ def fingerprint(model, data, key, algorithm):
         "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
         "algorithm or option of it": _describe_options(algorithm),
         "assignment of unit_ids": ids.hexdigest(),
+        "number of units": ",".join(str(float(silo.num_units)) for silo in data.values()),
     }
 
 

@@ -294,3 +294,59 @@ def test_float32(float32):
     assert fit.posterior.family.loc.dtype == jnp.float32
     assert fit.trace["barycenter_residual"].max() < 1e-8
     assert np.all(np.isfinite(fit.silo("a").sample(0, 10)["r"]))
+
+
+def test_a_silo_that_breaks_is_named_and_the_last_good_round_kept():
+    import numpyro
+    import numpyro.distributions as dist
+
+    def population():
+        return numpyro.sample("mu", dist.Normal(0.0, 1.0))
+
+    def silo(mu, data):
+        with numpyro.plate("units", 3):
+            b = numpyro.sample("b", dist.Normal(mu, 1.0))
+            numpyro.sample("y", dist.Normal(b + 0 * jnp.sqrt(2.0 - b), 0.05), obs=data["y"])
+
+    model = sfvi.StructuredModel(population, silo)
+    silos = {"fine": {"y": np.zeros(3)}, "bad": {"y": np.array([0.0, 0.0, 3.0])}}
+    algorithm = sfvi.SFVIAvg(num_local_steps=10)
+    with pytest.raises(sfvi.DivergenceError, match=r"Round \d+ broke in silo 'bad' at site 'y'") as caught:
+        sfvi.fit(model, silos, key=0, num_rounds=200, algorithm=algorithm)
+    fit = caught.value.fit
+    assert len(fit.elbo) == caught.value.round > 0
+    leaves = jax.tree.leaves((fit.posterior.shared, fit.silo("bad").family))
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves)
+
+
+def test_stops_by_itself():
+    silos = {"a": linear_data(seed=3), "b": linear_data(seed=4)}
+    algorithm = sfvi.SFVIAvg(num_local_steps=100, optimizer=optax.adam(optax.exponential_decay(0.05, 1000, 0.3)))
+    fit = sfvi.fit(linear_model(), silos, key=0, num_rounds=400, algorithm=algorithm, until_converged=True)
+    assert fit.convergence.converged
+    assert 12 <= len(fit.elbo) < 400
+
+
+def test_what_it_cannot_do_is_refused_before_any_round():
+    import numpyro
+    import numpyro.distributions as dist
+
+    def population():
+        return numpyro.sample("mu", dist.Normal(0.0, 1.0))
+
+    def silo(mu, data):
+        numpyro.sample("y", dist.Normal(mu, 1.0).expand([3]).to_event(1), obs=data["y"])
+
+    model, silos = sfvi.StructuredModel(population, silo), {"a": {"y": np.zeros(3)}}
+    algorithm = sfvi.SFVIAvg(num_local_steps=2)
+    with pytest.raises(sfvi.OptionError, match="num_units="):
+        sfvi.fit(model, silos, key=0, num_rounds=1, algorithm=algorithm)
+    with pytest.raises(sfvi.OptionError, match="num_units of silo 'a' is -3"):
+        sfvi.fit(model, silos, key=0, num_rounds=1, algorithm=algorithm, num_units={"a": -3})
+    with pytest.raises(sfvi.OptionError, match="num_units must map every silo"):
+        sfvi.fit(model, silos, key=0, num_rounds=1, algorithm=algorithm, num_units={"b": 3})
+    assert len(sfvi.fit(model, silos, key=0, num_rounds=2, algorithm=algorithm, num_units={"a": 3}).elbo) == 2
+    with pytest.raises(sfvi.OptionError, match="weights is 'size'"):
+        sfvi.SFVIAvg(num_local_steps=2, weights="size")
+    with pytest.raises(sfvi.OptionError, match="num_local_steps is 0"):
+        sfvi.SFVIAvg(num_local_steps=0)

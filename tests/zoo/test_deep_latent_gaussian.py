@@ -49,7 +49,7 @@ def test_averaging_networks_and_decoders():
     model = deep_latent_gaussian(batch_size=20, **SIZES)
     fit = sfvi.fit(model, silos, key=0, num_rounds=10, algorithm=algorithm)
     assert fit.elbo[-1] > fit.elbo[0] + 80 * 100
-    assert fit.theta["decoder"]["pixels"].shape == (16, 784)
+    assert fit.theta["pixels"].shape == (16, 784)
 
 
 def test_bad_options():

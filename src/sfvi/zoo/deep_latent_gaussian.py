@@ -2,8 +2,8 @@ r"""Deep latent Gaussian model of binary images, a variational autoencoder over 
 
 $$z_i \sim \mathcal{N}(0, I), \qquad x_{ik} \mid z_i \sim \mathrm{Bernoulli}(\mathrm{logit}^{-1}(d_w(z_i))_k)$$
 
-The decoder's weights $w$ are trainable parameters $\theta$, as in a VAE, or global latents with a standard normal prior;
-the encoder is an inference network for `families.amortized`.
+The decoder's weights $w$ are trainable parameters $\theta$, as in a VAE, or global latents with normal priors; the
+encoder is an inference network for `families.amortized`.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def deep_latent_gaussian(
 
     def population():
         if decoder == "parameters":
-            return numpyro.param("decoder", _initial_weights(shapes, seed))
+            return {name: numpyro.param(name, value) for name, value in _initial_weights(shapes, seed).items()}
         # Priors that keep every layer's outputs of the size of its inputs.
         return {
             name: numpyro.sample(name, dist.Normal(0.0, _fan_in(shape) ** -0.5).expand(shape).to_event(len(shape)))
@@ -92,7 +92,9 @@ def _decode(weights, z):
 def _initial_weights(shapes, seed):
     generator = np.random.default_rng(seed)
     return {
-        name: jnp.asarray(_fan_in(shape) ** -0.5 * generator.normal(size=shape) * (len(shape) > 1), jnp.result_type(float))
+        name: jnp.asarray(
+            _fan_in(shape) ** -0.5 * generator.normal(size=shape) * (len(shape) > 1), jnp.result_type(float)
+        )
         for name, shape in shapes.items()
     }
 
