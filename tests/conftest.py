@@ -17,7 +17,6 @@ CHECKED = [
     "sfvi._optim",
     "sfvi.algorithms.local_params",
     "sfvi.algorithms.noise",
-    "sfvi.algorithms.participation",
     "sfvi.archive",
     "sfvi.barycenter",
     "sfvi.convergence",

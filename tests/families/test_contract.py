@@ -34,7 +34,7 @@ def affine(function, size):
 
 def test_registry_is_what_is_exported():
     choosers = {name for name in families.__all__ if name.islower()}
-    assert choosers == {*GLOBAL_FAMILIES, "block"}
+    assert choosers == {*GLOBAL_FAMILIES, "block", "amortized"}
 
 
 @pytest.mark.parametrize("size", SIZES)

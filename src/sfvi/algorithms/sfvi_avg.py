@@ -142,7 +142,7 @@ class BoundSFVIAvg(NamedTuple):
 
     def server_start(self, shared: Shared, num_units: Float[Array, " silos"]) -> ServerState:
         """Start from given parameters, whose family must have a barycenter."""
-        if not np.all(np.asarray(jnp.isfinite(num_units))):
+        if not np.all(np.asarray(num_units) > 0):
             raise OptionError(
                 "SFVI-Avg needs the number of exchangeable units of each silo, and at least one silo's program has no "
                 "plate, or several, that could count them; give num_units={silo: number}."

@@ -82,9 +82,9 @@ def identify(name: str, unit_ids: Any, layout: LocalLayout) -> Local:
 
 
 def count_units(name: str, num_units: Any, layout: LocalLayout) -> Scalar:
-    """The number of exchangeable units of a silo, given or read off its plates; NaN if neither says."""
+    """The number of exchangeable units of a silo, given or read off its plates; 0 if neither says."""
     if num_units is None:
-        num_units = np.nan if layout.num_units is None else layout.num_units
+        num_units = layout.num_units or 0
     elif (
         isinstance(num_units, bool) or not isinstance(num_units, int | float | np.number) or not 0 < num_units < np.inf
     ):

@@ -155,7 +155,7 @@ class SiloData(eqx.Module):
         values: The array leaves of the user's data; padded where silos of different size are batched.
         sizes: Of each padded plate, how many members are real.
         ids: Who the silo and its units are, as pairs of words: the noise of a latent follows these.
-        num_units: How many exchangeable units it stands for; NaN if that is not known.
+        num_units: How many exchangeable units it stands for; 0 if that is not known.
         program: The silo's program at these shapes.
     """
 
