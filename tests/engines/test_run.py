@@ -154,7 +154,10 @@ class TestCheckpoint:
         with pytest.raises(sfvi.ArchiveError, match="another model"):
             sfvi.fit(sfvi.StructuredModel(population, gamma_silo), SILOS, key=0, num_rounds=5, checkpoint=file)
         mean_field = sfvi.SFVI(global_family=sfvi.families.mean_field())
-        with pytest.raises(sfvi.ArchiveError, match=r"another model, data, family or optimizer|does not fit|another algorithm or option"):
+        with pytest.raises(
+            sfvi.ArchiveError,
+            match=r"another model, data, family or optimizer|does not fit|another algorithm or option",
+        ):
             sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=9, checkpoint=file, algorithm=mean_field)
 
     def test_a_damaged_file_is_refused(self, tmp_path):
