@@ -189,6 +189,21 @@ def test_full_agrees_with_the_naive_iteration_and_solves_the_equation(seed):
     np.testing.assert_allclose(np.einsum("j,jab->ab", weights, terms), root @ root, rtol=0, atol=1e-11)
 
 
+def test_full_agrees_with_ott():
+    """Its `Bures.barycenter` stops after `inner_iterations`, whatever its tolerance: 5 by default, too few."""
+    from ott.geometry.costs import Bures, mean_and_cov_to_x
+
+    stacked, weights = make_members("full", 7)
+    size = stacked.loc.shape[1]
+    points = jnp.stack([mean_and_cov_to_x(m.loc, jnp.asarray(covariance(m)), size) for m in members_of(stacked)])
+    precise = {"inner_iterations": 100, "sqrtm_kw": {"threshold": 1e-14, "max_iterations": 1000}}
+    found, _ = Bures(size).barycenter(weights, points, tolerance=1e-14, **precise)
+    family = average(stacked, weights).family
+    np.testing.assert_allclose(family.loc, found[:size], rtol=1e-12)
+    theirs = np.asarray(found[size:]).reshape(size, size)
+    assert relative_error(np.linalg.cholesky(theirs), family) < 1e-8
+
+
 # What holds for every family.
 
 each_family = pytest.mark.parametrize("kind", GLOBAL_FAMILIES)

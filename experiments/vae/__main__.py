@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,13 +40,11 @@ def main(
     unseen = binary[1][:NUM_TEST]
     results, fits = {}, {}
     for name, (decoder, algorithm, rounds, data) in runs(silos, num_steps).items():
-        begin = time.perf_counter()
         model = deep_latent_gaussian(decoder=decoder, batch_size=BATCH)
         fit = sfvi.fit(model, data, key=0, num_rounds=rounds, algorithm=algorithm)
         results[name] = {
             "test ELBO, nats an image": round(unseen_elbo(decoder, fit, unseen), 2),
             "exchanges": rounds if len(data) > 1 else 0,
-            "seconds": round(time.perf_counter() - begin),
         }
         fits[name] = fit
         print(name, results[name], flush=True)
