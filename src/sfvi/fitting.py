@@ -55,7 +55,8 @@ def fit(
         until_converged: True, or a `StoppingRule`, to stop when the result no longer moves.
         unit_ids: For each silo the ids of its units (see `StructuredModel.silo_data`).
         num_units: For each silo the number of its exchangeable units (see `StructuredModel.silo_data`).
-        checkpoint: A file; if it exists the run continues from it, to the same digits.
+        checkpoint: A file; if it exists the run continues from it, to the same digits. A fast start keeps its own
+            beside it, with `.start0` added to the name.
         checkpoint_every: Seconds between saves.
         callback: Receives a `RunProgress` several times a second.
         progress: Show a progress bar; by default only on a terminal.
