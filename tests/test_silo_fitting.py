@@ -60,6 +60,7 @@ BAD = [
     ({"num_steps": -1}, "num_steps is -1"),
     ({"optimizer": 0.1}, "optimizer is 0.1"),
     ({"start": 4}, "start is 4"),
+    ({"num_steps": 0}, "no network serves"),
 ]
 
 

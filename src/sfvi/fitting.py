@@ -24,7 +24,7 @@ from .families import StructuredLocal
 from .model import StructuredModel
 from .posterior import GlobalPosterior, SiloPosterior
 from .results import Fit
-from .run_checks import check_ids, check_support, fingerprint
+from .run_checks import check_ids, check_network_inputs, check_support, fingerprint
 
 STAGE_STREAM = 2  # keys 0 and 1 are those of the server and the silos, see `loop.keys`
 
@@ -126,6 +126,7 @@ def _prepare(model, data, theta, options, key, before) -> _Stage:
     bound = options.bind(model)
     batches = batching.plan(model, data, theta, merge=bound.additive)
     rounds = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})
+    check_network_inputs(options, data, batches)
     if before is None:
         check_support(theta, data, batches)
         state = rounds.init(key, theta)
@@ -199,6 +200,13 @@ def _raise_divergence(stage, data, result):
     outcome, silos = stage.outcome, {}
     for batch, state in zip(stage.batches, outcome.state.silos, strict=True):
         silos |= batching.members(batch, state, data)
+    server_key, _ = loop.keys(stage.key)
+    drawn = stage.bound.participants(server_key, outcome.state.server)
+    if not bool(jnp.all(jnp.isfinite(drawn.weight))):
+        raise OptionError(
+            f"The participation rule lets a silo take part in round {outcome.failed_round} with probability 0 or NaN; "
+            "who is present must have a positive probability."
+        )
     culprit = find_culprit(stage.bound, loop.keys(stage.key), outcome.state.server, silos)
     where = "at the server" if culprit.silo is None else f"in silo {culprit.silo!r}"
     raise DivergenceError(

@@ -135,10 +135,10 @@ class GlobalPosterior:
         free, theta = (_unflatten_theta(arrays, header["theta"], prefix=p) for p in ("free_theta", "theta"))
         amortizing = isinstance(local_family, Amortized)
         if header["network"] != amortizing:
-            found = "an amortized local family" if header["network"] else "no amortized local family"
-            raise ArchiveError(
-                f"{str(path)!r} was made with {found}; give local_family= as it was in the fit, or leave it out."
-            )
+            found = "an amortized local family; give local_family=families.amortized(...) as in the fit."
+            if not header["network"]:
+                found = "no amortized local family; leave local_family out."
+            raise ArchiveError(f"{str(path)!r} was made with {found}")
         network = None
         if amortizing:
             network = archive.unflatten(local_family.initial(), arrays, prefix="network", path=path)

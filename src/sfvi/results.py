@@ -49,7 +49,7 @@ class Fit:
         self.seconds = seconds
 
     def __repr__(self) -> str:
-        level = f", ELBO {self.elbo[-100:].mean():,.2f}" if len(self.elbo) else ""
+        level = f", ELBO {self.elbo[-min(100, max(1, len(self.elbo) // 10)) :].mean():,.2f}" if len(self.elbo) else ""
         verdict = "" if self.convergence is None else f"; {self.convergence.verdict}"
         return f"<Fit: {len(self._silos)} silos, {len(self.elbo)} rounds{level}{verdict}>"
 

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .algorithms.local_params import network_inputs
 from .errors import DataError, OptionError
+from .families import Amortized
 
 
 def check_support(theta, data, batches):
@@ -28,6 +30,31 @@ def check_support(theta, data, batches):
                     raise DataError(
                         f"Silo {name!r}: the observed site {site!r} has {int(number)} values that its distribution "
                         "cannot produce; check the coding of the data, or choose another distribution."
+                    )
+
+
+def check_network_inputs(options, data, batches):
+    """An inference network must see of a unit what it would see were the silo computed alone, in every batch."""
+    chosen = options.local_family
+    if not isinstance(chosen, Amortized):
+        return
+    if not any(network_inputs(options, silo, {}) for silo in data.values()):
+        plates = sorted({group.plate.name for silo in data.values() for group in silo.program.layout.groups})
+        raise OptionError(f"amortized: no silo has the plate {chosen.plate!r} of units; there are {plates}.")
+    for batch in batches:
+        start = 0
+        for position, (name, sizes) in enumerate(zip(batch.names, batch.sizes, strict=True)):
+            rows = jax.tree.map(lambda leaf, i=position: leaf[i], batch.data) if batch.stacked else batch.data
+            together, alone = (network_inputs(options, silo, {}) for silo in (rows, data[name]))
+            if together is None or alone is None:
+                break
+            window = slice(start, start + sizes[alone.plate])
+            start += 0 if batch.stacked else sizes[alone.plate]
+            for one, other in zip(jax.tree.leaves(alone.values), jax.tree.leaves(together.values), strict=True):
+                if not np.allclose(np.asarray(one), np.asarray(other)[window], rtol=1e-5, atol=1e-6):
+                    raise OptionError(
+                        f"amortized: inputs gives a unit of silo {name!r} other values beside other silos' units than "
+                        "alone; it must treat every unit by itself (center or scale the data beforehand)."
                     )
 
 

@@ -59,6 +59,10 @@ def fit_silo(
     check_support(shared.theta, {name: silo}, batching.plan(model, {name: silo}, shared.theta, merge=False))
     elbo = Elbo(SFVI(local_family=posterior.local_family, num_samples=num_samples), model)
     free = elbo.start_local(silo)
+    if num_steps == 0 and start is None and jax.tree.leaves(free):
+        raise OptionError(
+            f"num_steps is 0, but silo {name!r} has latents that no network serves; give steps, or start= from before."
+        )
     if start is not None:
         free = _continue(start, free, posterior, name)
 

@@ -211,6 +211,7 @@ def test_bad_rules_are_refused_before_any_round():
     calls = []
     for rule, words in [
         (participation.count(9), "more than the 4 silos"),
+        (participation.rule(lambda key, number: None), "participation rule fails"),
         (participation.rule(lambda key, number, n: jnp.ones(n)), "two arrays"),
         (participation.rule(lambda key, number, n: (jnp.ones(n), jnp.ones(n))), "4 booleans"),
     ]:
@@ -224,3 +225,9 @@ def test_bad_rules_are_refused_before_any_round():
                 callback=calls.append,
             )
     assert not calls
+
+
+def test_a_silo_present_with_probability_zero_is_named_as_the_reason():
+    rule = participation.rule(lambda key, number, n: (jnp.ones(n, bool), jnp.where(number > 1, 0.0, 1.0)))
+    with pytest.raises(sfvi.OptionError, match="round 2 with probability 0"):
+        sfvi.fit(linear_model(), SILOS, key=0, num_rounds=5, algorithm=sfvi.SFVI(participation=rule))

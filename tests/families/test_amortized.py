@@ -272,3 +272,27 @@ def test_what_does_not_fit_the_data_is_refused_before_any_round():
             num_rounds=1,
             algorithm=sfvi.SFVI(local_family=families.amortized(small_network(KEY), lambda d: d["y"])),
         )
+
+
+def test_inputs_that_mix_units_are_refused():
+    """A silo's mean is another one where silos are computed together."""
+    silos = {"a": linear_data(n=9), "b": linear_data(n=10, seed=1)}
+    chosen = families.amortized(small_network(KEY), lambda d: features(d) - features(d).mean(0))
+    for kind in (sfvi.SFVI, lambda **options: sfvi.SFVIAvg(num_local_steps=1, **options)):
+        with pytest.raises(sfvi.OptionError, match="every unit by itself"):
+            sfvi.fit(linear_model(), silos, key=0, num_rounds=1, algorithm=kind(local_family=chosen))
+
+
+def test_a_plate_that_no_silo_has_and_failing_inputs():
+    for chosen, words in [
+        (families.amortized(small_network(KEY), features, plate="kids"), "no silo has the plate 'kids'"),
+        (families.amortized(small_network(KEY), lambda d: d["age"]), "inputs fails on the data"),
+    ]:
+        with pytest.raises(sfvi.OptionError, match=words):
+            sfvi.fit(
+                linear_model(),
+                {"a": linear_data(n=3)},
+                key=0,
+                num_rounds=1,
+                algorithm=sfvi.SFVI(local_family=chosen),
+            )

@@ -87,7 +87,13 @@ class ByRule(NamedTuple):
 
     def draw(self, key: Key, round: Int[Array, ""], num_silos: int) -> Participants:
         """List all silos; those absent weigh nothing."""
-        found = self.function(jax.random.fold_in(key, round), round, num_silos)
+        try:
+            found = self.function(jax.random.fold_in(key, round), round, num_silos)
+        except Exception as error:
+            raise OptionError(
+                f"The participation rule fails ({type(error).__name__}: {error}); it takes (key, round, num_silos) and "
+                "must be made of JAX operations."
+            ) from error
         try:
             present, probability = (jnp.asarray(part) for part in found)
         except (TypeError, ValueError):

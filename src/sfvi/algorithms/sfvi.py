@@ -91,7 +91,7 @@ class SFVI(AbstractVariationalOptions):
     parameters, provided that the optimizers work elementwise (no clipping by a global norm) and all silos take part.
 
     Args:
-        optimizer: See `AbstractVariationalOptions` for this and all options not listed here.
+        optimizer: See `algorithms.options.AbstractVariationalOptions` for this and all options not listed here.
         fast_start: Begin with a few rounds of SFVI-Avg, under the same options.
     """
 

@@ -89,15 +89,16 @@ class SFVIAvg(AbstractVariationalOptions):
     $\phi$. Local means follow the average so that $q(z_L \mid z_G)$ does not jump.
 
     It assumes that units are exchangeable between silos. Where silos are small or differ a lot, averaging is
-    biased: SFVI is not.
+    biased: SFVI is not. This is at its worst for latents of the silo as a whole (a hospital's intercept): a copy of one
+    silo's data tells nothing of the spread between silos. There `num_units` is 1 unless given, so both weights agree.
 
     Args:
         num_local_steps: m, steps of a silo in one round.
         weights: Of the silos in the average: "uniform", or "units" for $N_j / N$. With partial participation
             they are divided by the inclusion probabilities and normalized.
         refit_steps: Steps of the local refit after the last round; 0 for none.
-        optimizer: See `AbstractVariationalOptions` for this and all options not listed here. Every silo has its own
-            state of it, which it keeps between rounds.
+        optimizer: See `algorithms.options.AbstractVariationalOptions` for this and all options not listed here. Every
+            silo has its own state of it, which it keeps between rounds.
     """
 
     num_local_steps: int

@@ -85,7 +85,10 @@ class Amortized:
 
     def select_inputs(self, silo: str, data: Any, units: int) -> PyTree:
         """What the network sees of a silo's data, checked: the units on the first axis."""
-        chosen = jax.tree.map(jnp.asarray, self.inputs(data))
+        try:
+            chosen = jax.tree.map(jnp.asarray, self.inputs(data))
+        except Exception as error:
+            raise OptionError(f"amortized: inputs fails on the data ({type(error).__name__}: {error}).") from error
         leaves = jax.tree.leaves(chosen)
         if not leaves or any(leaf.ndim == 0 or leaf.shape[0] != units for leaf in leaves):
             shapes = ", ".join(str(leaf.shape) for leaf in leaves) or "none"
@@ -102,7 +105,7 @@ class Amortized:
         needed = 2 * size + (packed_size(size) if self.within == "full" else 0)
         try:
             found = jax.eval_shape(self.build(self.initial(), inputs, size).network, *args)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             raise OptionError(f"amortized: the network cannot take the inputs of {silo}: {error}") from error
         if getattr(found, "shape", None) != (needed,):
             raise OptionError(
@@ -129,10 +132,12 @@ def amortized(
     Args:
         network: Maps one unit's inputs to its latents' means, then log scales (then entries of L): an equinox module,
             a `flax.nnx` module, or a bound `flax.linen` module, `net.bind(net.init(key, x))`.
-        inputs: Takes a silo's data, returns an array (or a tree of them) with the units on the first axis.
+        inputs: Takes a silo's data, returns an array (or a tree of them) with the units on the first axis. It must
+            treat every unit by itself: center or scale the data beforehand.
         plate: The plate whose units the network serves; may be left out if there is one.
         follow_globals: The network takes a second argument, the unconstrained global latents (followed by the
-            silo's own, if it has any).
+            silo's own, if it has any). Without it units do not follow the global latents, whose posterior is then too
+            narrow, as with `block(coupling="none")`.
         within: Covariance inside a unit's block.
         otherwise: Family of all other local latents; `block()` by default.
     """

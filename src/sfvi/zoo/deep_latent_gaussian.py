@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from .._random import as_key
 from .._types import Key
 from ..errors import OptionError
 from ..families import Amortized, amortized
@@ -73,9 +74,10 @@ def deep_latent_gaussian(
 
 
 def image_encoder(
-    key: Key, *, num_latents: int = 16, num_hidden: int = 200, activation: Callable = jax.nn.relu
+    key: Key | int, *, num_latents: int = 16, num_hidden: int = 200, activation: Callable = jax.nn.relu
 ) -> Amortized:
     """The inference network to go with it: image to means and log scales."""
+    key = as_key(key)
     network = eqx.nn.MLP(PIXELS, 2 * num_latents, num_hidden, 1, activation=activation, key=key)
     return amortized(network, _images, plate="images")
 
