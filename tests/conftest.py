@@ -46,3 +46,10 @@ def float32():
     """Run a test in single precision."""
     with jax.enable_x64(False):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs():
+    """Compiled programs stay in memory for good otherwise: gigabytes over the whole suite."""
+    yield
+    jax.clear_caches()
