@@ -1,10 +1,13 @@
 """The local refit: a silo's posterior given the final global one, without communication."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Int
 
-from .._types import Key
+from .._types import Key, Scalar
 from ..families import StructuredLocal
 from ..model import SiloData
 from ..objectives import Shared
@@ -36,28 +39,42 @@ def refit(
         shared: $\eta_G$, $\theta$ and $\phi$; they stay.
         free: Where $\eta_{Lj}$ starts, measured from the center of `shared.family`.
         data: The silo's data.
-        num_steps: Steps.
-        optimizer: By default Adam with a step size that falls to zero: no noise of the last steps remains.
+        num_steps: Steps of each unit. In a minibatched plate a step moves only the units drawn, so there are as many
+            times more steps as batches in the plate.
+        optimizer: By default Adam with a step size that falls to zero over all steps of the refit, for units drawn late
+            and seldom too: no noise of the last steps remains. The schedule of an optimizer given here counts, in a
+            minibatched plate, the unit's own steps.
     """
     if num_steps == 0 or not jax.tree.leaves(free):
         return free
-    optimizer = optimizer or default_optimizer(num_steps)
+    total = num_steps * _num_batches(free, data)
     noise_key = jax.random.fold_in(key, STREAM)
     own_key = jax.random.fold_in(noise_key, data.silo_word)
 
-    def step(carry, number):
+    def step(number, carry):
         free, opt_state = carry
         noise = elbo.global_noise(jax.random.fold_in(own_key, number), shared, elbo.options.num_samples)
         draw = elbo.draw(noise_key, number, data, noise)
         rows = local_params.select(free, draw.indices)
         gradient = jax.grad(elbo.silo, argnums=1)(shared, rows, draw, data)
-        return local_params.ascend(optimizer, free, opt_state, gradient, draw.indices), None
+        chosen = optimizer or optax.adam(falling_step_size(number, total))
+        return local_params.ascend(chosen, free, opt_state, gradient, draw.indices)
 
-    start = (free, local_params.init(optimizer, free, data))
-    (free, _), _ = jax.lax.scan(step, start, jnp.arange(num_steps))
+    start = (free, local_params.init(optimizer or optax.adam(STEP_SIZE), free, data))
+    free, _ = jax.lax.fori_loop(jnp.zeros((), jnp.int32), jnp.asarray(total, jnp.int32), step, start)
     return free
 
 
-def default_optimizer(num_steps: int) -> optax.GradientTransformation:
-    """Adam with a step size that falls to zero."""
-    return optax.adam(optax.cosine_decay_schedule(STEP_SIZE, num_steps))
+def falling_step_size(number: Int[Array, ""], total: Int[Array, ""] | int) -> Scalar:
+    """The default step size: half a cosine, from `STEP_SIZE` to zero."""
+    return STEP_SIZE * 0.5 * (1.0 + jnp.cos(jnp.pi * number / total))
+
+
+def _num_batches(free, data):
+    """Batches in the largest plate of units that is minibatched; padding does not count."""
+    batches = [1]
+    for plate in data.program.layout.subsampled:
+        if plate.name in free.units:
+            size = data.sizes.get(plate.name, plate.size)
+            batches.append((size + plate.drawn - 1) // plate.drawn)
+    return functools.reduce(jnp.maximum, batches)

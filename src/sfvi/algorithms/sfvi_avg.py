@@ -96,7 +96,8 @@ class SFVIAvg(AbstractVariationalOptions):
         num_local_steps: m, steps of a silo in one round.
         weights: Of the silos in the average: "uniform", or "units" for $N_j / N$. With partial participation
             they are divided by the inclusion probabilities and normalized.
-        refit_steps: Steps of the local refit after the last round; 0 for none.
+        refit_steps: Steps of each unit in the local refit after the last round; 0 for none. With minibatches the
+            refit takes N / batch times as many, so that every unit gets its own.
         optimizer: See `algorithms.options.AbstractVariationalOptions` for this and all options not listed here. Every
             silo has its own state of it, which it keeps between rounds.
     """
