@@ -118,6 +118,20 @@ def test_a_saved_fit_comes_back_whole(fit, tmp_path):
     np.testing.assert_array_equal(fit.theta["shift"]["a"], loaded.theta["shift"]["a"])
 
 
+def test_saving_over_another_fit_leaves_none_of_its_silos(fit, tmp_path):
+    fit.save(tmp_path)
+    silos = tmp_path / "silos"
+    (silos / "notes.npz").write_bytes(b"somebody else's")
+    archive.write(silos / "mine.npz", {}, {"kind": "other"})
+    (silos / "copy.npz").write_bytes((silos / "south.npz").read_bytes())
+    fewer = sfvi.fit(make_model(), {"south": SILOS["south"], "west": silo_data(3, 5)}, key=0, num_rounds=2)
+    fewer.save(tmp_path)
+    assert {path.name for path in silos.iterdir()} == {"south.npz", "west.npz", "notes.npz", "mine.npz", "copy.npz"}
+    part = sfvi.load(tmp_path, make_model(), {"west": silo_data(3, 5)})
+    part.save(tmp_path)  # a silo that was not loaded still belongs to the fit
+    assert sfvi.load(tmp_path, make_model(), {"south": SILOS["south"]}).silo_names == ["south"]
+
+
 def test_the_global_file_holds_nothing_local(fit, tmp_path):
     fit.posterior.save(tmp_path / "global.npz")
     arrays, header = archive.read(tmp_path / "global.npz", kind="global posterior")

@@ -15,7 +15,7 @@ from ._types import Theta
 from .convergence import Check, Convergence
 from .errors import ArchiveError, OptionError
 from .model import StructuredModel
-from .posterior import GlobalPosterior, SiloPosterior
+from .posterior import SILO_KIND, GlobalPosterior, SiloPosterior
 
 FIT_KIND = "fit"
 
@@ -82,7 +82,10 @@ class Fit:
         return self._silos[name]
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write `global.npz`, `fit.npz` (ELBO and evidence) and `silos/<name>.npz`, each complete by itself."""
+        """Write `global.npz`, `fit.npz` (ELBO and evidence) and `silos/<name>.npz`, each complete by itself.
+
+        Files of silos that an earlier fit left in the folder and this one does not have are removed.
+        """
         folder = Path(folder)
         self.posterior.save(folder / "global.npz")
         evidence = None
@@ -96,6 +99,20 @@ class Fit:
         archive.write(folder / "fit.npz", arrays, header)
         for name, silo in self._silos.items():
             silo.save(folder / "silos" / _file_name(name))
+        _remove_stale(folder / "silos", {_file_name(name) for name in self._fitted})
+
+
+def _remove_stale(folder, names):
+    """Remove the silo posteriors in a folder that do not have one of these names, and nothing but those."""
+    for path in folder.glob("*.npz"):
+        if path.name in names:
+            continue
+        try:
+            _, header = archive.read(path, kind=SILO_KIND)
+        except ArchiveError:
+            continue  # not a file of ours
+        if _file_name(header["silo"]) == path.name:
+            path.unlink()
 
 
 def _file_name(silo):
