@@ -37,3 +37,9 @@ class DivergenceError(SfviError, RuntimeError):
         self.silo = silo
         self.site = site
         self.fit = fit
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign error says, for use inside a sentence: its kind and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.:')}" if lines else type(error).__name__

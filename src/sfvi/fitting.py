@@ -24,7 +24,14 @@ from .families import StructuredLocal
 from .model import StructuredModel
 from .posterior import GlobalPosterior, SiloPosterior
 from .results import Fit
-from .run_checks import check_ids, check_network_inputs, check_support, fingerprint
+from .run_checks import (
+    check_ids,
+    check_network_inputs,
+    check_participation,
+    check_support,
+    check_weights,
+    fingerprint,
+)
 
 STAGE_STREAM = 2  # keys 0 and 1 are those of the server and the silos, see `loop.keys`
 
@@ -88,6 +95,9 @@ def fit(
     for position, (options, rounds) in enumerate(stages):
         last = position == len(stages) - 1
         stage_key = run_key if last else jax.random.fold_in(run_key, STAGE_STREAM + position)
+        check_participation(
+            options.participation, loop.keys(stage_key)[0], list(data), num_rounds if rounds is None else rounds
+        )
         stage = _prepare(model, data, theta, options, stage_key, done[-1] if done else None)
         saved = None
         if checkpoint is not None and print_ is not None:
@@ -202,11 +212,7 @@ def _raise_divergence(stage, data, result):
         silos |= batching.members(batch, state, data)
     server_key, _ = loop.keys(stage.key)
     drawn = stage.bound.participants(server_key, outcome.state.server)
-    if not bool(jnp.all(jnp.isfinite(drawn.weight))):
-        raise OptionError(
-            f"The participation rule lets a silo take part in round {outcome.failed_round} with probability 0 or NaN; "
-            "who is present must have a positive probability."
-        )
+    check_weights(drawn, outcome.failed_round, list(data))
     culprit = find_culprit(stage.bound, loop.keys(stage.key), outcome.state.server, silos)
     where = "at the server" if culprit.silo is None else f"in silo {culprit.silo!r}"
     raise DivergenceError(

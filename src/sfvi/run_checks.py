@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .algorithms.local_params import network_inputs
+from .algorithms.participation import Everyone, Sampled
 from .errors import DataError, OptionError
 from .families import Amortized
+
+TRIED_ROUNDS = 100  # a rule of participation is tried on so many rounds before the first
 
 
 def check_support(theta, data, batches):
@@ -31,6 +34,32 @@ def check_support(theta, data, batches):
                         f"Silo {name!r}: the observed site {site!r} has {int(number)} values that its distribution "
                         "cannot produce; check the coding of the data, or choose another distribution."
                     )
+
+
+def check_participation(participation, key, names, num_rounds):
+    """Try a user's rule on the first rounds: it must repeat itself, and give every silo that comes a probability."""
+    if isinstance(participation, Everyone | Sampled):
+        return
+    for number in range(min(TRIED_ROUNDS, num_rounds)):
+        at = jnp.asarray(number, jnp.int32)
+        first, again = (jax.tree.map(np.asarray, participation.draw(key, at, len(names))) for _ in range(2))
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, again, strict=True)):
+            raise OptionError(
+                f"The participation rule gives two answers for round {number} and the same key; all its randomness "
+                "must come from the key (jax.random, not numpy.random)."
+            )
+        check_weights(first, number, names)
+
+
+def check_weights(drawn, number, names):
+    """Refuse participants of a round whose weight says that their probability is impossible."""
+    impossible = ~np.isfinite(np.asarray(drawn.weight))
+    if impossible.any():
+        silo = sorted(names)[int(np.asarray(drawn.index)[impossible][0])]
+        raise OptionError(
+            f"The participation rule lets silo {silo!r} take part in round {number} with a probability that is not in "
+            "(0, 1]; give that with which it really comes."
+        )
 
 
 def check_network_inputs(options, data, batches):

@@ -1,10 +1,13 @@
 """Partial participation: who takes part, with which weight, and what becomes of the others."""
 
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from hypothesis import given, settings
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 import sfvi
 from sfvi import families, participation
 from sfvi.algorithms.participation import Participants
-from sfvi.engines import loop
+from sfvi.engines import batching, in_process, loop
 
 from ..helpers import (
     ASCENT,
@@ -227,7 +230,143 @@ def test_bad_rules_are_refused_before_any_round():
     assert not calls
 
 
-def test_a_silo_present_with_probability_zero_is_named_as_the_reason():
-    rule = participation.rule(lambda key, number, n: (jnp.ones(n, bool), jnp.where(number > 1, 0.0, 1.0)))
-    with pytest.raises(sfvi.OptionError, match="round 2 with probability 0"):
-        sfvi.fit(linear_model(), SILOS, key=0, num_rounds=5, algorithm=sfvi.SFVI(participation=rule))
+def all_with(probability):
+    return participation.rule(lambda key, number, n: (jnp.ones(n, bool), jnp.asarray(probability)))
+
+
+@pytest.mark.parametrize("probability", [0.0, -1.0, 2.0, float("nan"), [0.5, 0.5, -0.5, 0.5]])
+def test_impossible_probabilities_are_refused_before_any_round(probability):
+    calls = []
+    silo = "s2" if isinstance(probability, list) else "s0"
+    with pytest.raises(sfvi.OptionError, match=rf"silo '{silo}' take part in round 0 with .* not in \(0, 1\]"):
+        sfvi.fit(
+            linear_model(),
+            SILOS,
+            key=0,
+            num_rounds=5,
+            algorithm=sfvi.SFVI(participation=all_with(probability)),
+            callback=calls.append,
+        )
+    assert not calls
+
+
+def test_possible_probabilities_are_weights():
+    assert np.all(all_with(1).draw(KEY, jnp.asarray(0), 4).weight == 1.0)
+    np.testing.assert_allclose(
+        all_with(np.float32(1) + np.float32(1e-7)).draw(KEY, jnp.asarray(0), 4).weight, 1.0, rtol=1e-6
+    )
+    nobody = participation.rule(lambda key, number, n: (jnp.zeros(n, bool), 0.0))
+    assert np.all(nobody.draw(KEY, jnp.asarray(0), 4).weight == 0.0)
+
+
+def test_an_impossible_probability_that_comes_late_stops_the_run():
+    rule = participation.rule(lambda key, number, n: (jnp.ones(n, bool), jnp.where(number > 110, 2.0, 1.0)))
+    with pytest.raises(sfvi.OptionError, match=r"silo 's0' take part in round 111 with .* not in \(0, 1\]"):
+        sfvi.fit(linear_model(), SILOS, key=0, num_rounds=150, algorithm=sfvi.SFVI(participation=rule))
+
+
+def test_rules_that_do_not_repeat_themselves_are_refused():
+    generator = np.random.default_rng(0)
+    rule = participation.rule(lambda key, number, n: (generator.uniform(size=n) < 0.5, 0.5))
+    with pytest.raises(sfvi.OptionError, match="two answers for round"):
+        sfvi.fit(linear_model(), SILOS, key=0, num_rounds=20, algorithm=sfvi.SFVI(participation=rule))
+
+
+def test_only_the_first_line_of_a_rules_own_error_is_told():
+    def fails(key, number, num_silos):
+        raise RuntimeError("no quorum.\nA second line.")
+
+    with pytest.raises(sfvi.OptionError, match=r"fails \(RuntimeError: no quorum\); it takes") as caught:
+        sfvi.fit(linear_model(), SILOS, key=0, algorithm=sfvi.SFVI(participation=participation.rule(fails)))
+    assert "second line" not in str(caught.value)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "units"])
+def test_an_average_weights_silos_by_their_probabilities(weights):
+    """By hand: of independent Gaussians the barycenter has the mean of the means and the mean of the sds."""
+    silos = {"a": linear_data(4), "b": linear_data(2, seed=1), "c": linear_data(7, seed=2)}
+    algorithm, data, theta = bind(
+        linear_model(),
+        silos,
+        algorithm=sfvi.SFVIAvg,
+        num_local_steps=3,
+        weights=weights,
+        optimizer=optax.adam(0.2),
+        global_family=families.mean_field(),
+    )
+    server, broadcast, replies = first_replies(algorithm, data, theta)
+    came = jnp.array([0, 2])
+    replies = jax.tree.map(lambda leaf: leaf[came], replies)
+    after, _ = jax.jit(algorithm.server_step)(server, broadcast, replies, Participants(came, jnp.array([5.0, 1.25])))
+    share = np.array([5.0, 1.25]) * (np.array([4.0, 7.0]) if weights == "units" else 1.0)
+    share /= share.sum()
+    family = replies.shared.family
+    np.testing.assert_allclose(after.shared.family.loc, share @ family.loc, rtol=1e-9)
+    np.testing.assert_allclose(np.exp(after.shared.family.log_scale), share @ np.exp(family.log_scale), rtol=1e-9)
+    assert np.ptp(np.asarray(family.loc), axis=0).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_elbo_of_a_round_weights_those_who_came(name):
+    kind, options = ALGORITHMS[name]
+    chances = jnp.array([0.25, 0.5, 0.8, 0.4])
+    rule = participation.rule(lambda key, number, n: (jnp.array([True, False, True, True]), chances))
+    model = linear_model()
+    algorithm, data, theta = bind(model, SILOS, algorithm=kind, participation=rule, **options)
+    server_key, silo_key = loop.keys(KEY)
+    batches = batching.plan(model, data, theta, merge=False)
+    rounds = loop.build(algorithm, batches, {name: silo.num_units for name, silo in data.items()})
+    state = rounds.init(KEY, theta)
+    elbo = rounds.run(KEY, state, jnp.asarray(1)).trace["elbo"][0]
+
+    broadcast = algorithm.broadcast(server_key, state.server)
+    step = jax.jit(algorithm.silo_step)
+    terms = [
+        step(silo_key, algorithm.silo_init(silo_key, broadcast, silo), broadcast, silo)[2].elbo_term
+        for silo in data.values()
+    ]
+    replies = first_replies(algorithm, data, theta)[2]
+    info = jax.jit(algorithm.server_step)(state.server, broadcast, replies, everyone(4))[1]
+    expected = info.elbo_term + terms[0] / 0.25 + terms[2] / 0.8 + terms[3] / 0.4
+    np.testing.assert_allclose(elbo, expected, rtol=1e-10)
+
+
+def sharp_model():
+    """Observations so exact that a round with somebody has an ELBO thousands of times that of one with nobody."""
+
+    def population():
+        return numpyro.sample("mu", dist.Normal(0.0, 1.0))
+
+    def silo(mu, data):
+        with numpyro.plate("units", data["y"].shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 0.1), obs=data["y"])
+
+    return sfvi.StructuredModel(population, silo)
+
+
+@pytest.mark.parametrize("kind", [sfvi.SFVI, lambda **o: sfvi.SFVIAvg(num_local_steps=20, refit_steps=0, **o)])
+def test_a_first_round_with_nobody_is_no_measure_of_divergence(kind):
+    silos = {f"s{j}": {"y": np.random.default_rng(j).normal(0.5, 0.1, 300)} for j in range(4)}
+    late = participation.rule(lambda key, number, n: (jnp.full(n, number > 0), 1.0))
+    fit = sfvi.fit(sharp_model(), silos, key=0, num_rounds=200, algorithm=kind(participation=late))
+    assert fit.elbo[0] - fit.elbo[1] > 1000 * (1 + abs(fit.elbo[0]))
+    np.testing.assert_allclose(fit.posterior.family.center, 0.5, atol=0.05)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_what_counts_as_divergence(partial):
+    """With everybody the first round is the measure, else the worst of the first twenty, once they are over."""
+
+    def broken(before, elbo):
+        driver = object.__new__(in_process._Driver)
+        options = SimpleNamespace(participation=SimpleNamespace(partial=partial))
+        driver.loop = SimpleNamespace(algorithm=SimpleNamespace(elbo=SimpleNamespace(options=options)))
+        driver.history = in_process.History({"elbo": np.asarray(before, float)}, *[np.zeros(0)] * 3)
+        return bool(driver._broken(np.asarray(elbo, float), {"x": jnp.zeros(2)}))
+
+    assert broken([], [-1.0, np.nan])
+    assert broken([-1.0], [-1e6] * 15) is not partial
+    assert broken([-1.0], [-1e6] * 40) is not partial
+    assert broken([-1.0] * 30, [-1e6] * 40)
+    assert broken([-1.0] * 30, [-1e6]) is not partial
+    assert not broken([-1.0] * 30, [-1.5] * 40)

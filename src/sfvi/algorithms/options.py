@@ -8,7 +8,7 @@ import optax
 from numpyro.infer import init_to_feasible
 
 from .. import _optim, families
-from ..errors import OptionError
+from ..errors import OptionError, first_line
 from ..families import AbstractGlobalFamily
 from ..objectives import Estimator, freezer
 from .participation import Everyone, Participation
@@ -39,7 +39,7 @@ class AbstractVariationalOptions:
         init_scale: Initial standard deviation of every latent in unconstrained space.
         participation: Who takes part in a round: `participation.everyone()` (default), `fraction(...)`, `count(...)`
             or `rule(...)`.
-        refit_steps: Steps of the local refit after the last round, see `refit`.
+        refit_steps: Steps of each unit in the local refit after the last round, see `refit`; 0 for none.
     """
 
     optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(slow_decay))
@@ -94,4 +94,6 @@ def check_optimizer(name: str, chosen: Any, *, optional: bool) -> None:
     try:
         _optim.is_elementwise(chosen)
     except TypeError as error:
-        raise OptionError(f"{name} needs more than gradients ({error}); choose another optax optimizer.") from error
+        raise OptionError(
+            f"{name} needs more than gradients ({first_line(error)}); choose another optax optimizer."
+        ) from error

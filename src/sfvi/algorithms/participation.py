@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from .._types import Key
-from ..errors import OptionError
+from ..errors import OptionError, first_line
 
+ROUNDING = 1e-6  # by so much a computed probability may exceed one
 Rule = Callable[[Key, Int[Array, ""], int], tuple[Any, Any]]
 
 
@@ -91,8 +92,8 @@ class ByRule(NamedTuple):
             found = self.function(jax.random.fold_in(key, round), round, num_silos)
         except Exception as error:
             raise OptionError(
-                f"The participation rule fails ({type(error).__name__}: {error}); it takes (key, round, num_silos) and "
-                "must be made of JAX operations."
+                f"The participation rule fails ({first_line(error)}); it takes (key, round, num_silos) and must be "
+                "made of JAX operations."
             ) from error
         try:
             present, probability = (jnp.asarray(part) for part in found)
@@ -100,18 +101,20 @@ class ByRule(NamedTuple):
             raise OptionError(
                 "The participation rule must return two arrays, who is present and with which probability."
             ) from None
-        if present.shape != (num_silos,) or present.dtype != bool or probability.shape not in ((), (num_silos,)):
+        fits = present.shape == (num_silos,) and probability.shape in ((), (num_silos,))
+        if not fits or present.dtype != bool or jnp.iscomplexobj(probability):
             raise OptionError(
-                f"The participation rule returned shapes {present.shape} ({present.dtype}) and {probability.shape}; it "
-                f"must return {num_silos} booleans and as many probabilities, or one."
+                f"The participation rule returned shapes {present.shape} ({present.dtype}) and {probability.shape} "
+                f"({probability.dtype}); it must return {num_silos} booleans and as many probabilities, or one."
             )
         probability = jnp.broadcast_to(probability, present.shape).astype(jnp.result_type(float))
         return Participants(jnp.arange(num_silos), _inverse(present, probability))
 
 
 def _inverse(present: Bool[Array, " silos"], probability: Float[Array, " silos"]) -> Float[Array, " silos"]:
-    """A present silo with probability zero cannot be: its weight is infinite and stops the run."""
-    return jnp.where(present, 1.0 / jnp.where(present, probability, 1.0), 0.0)
+    """A present silo whose probability is not in (0, 1] cannot be: its weight is NaN and stops the run."""
+    possible = (probability > 0) & (probability <= 1 + ROUNDING)
+    return jnp.where(present, jnp.where(possible, 1.0 / jnp.where(possible, probability, 1.0), jnp.nan), 0.0)
 
 
 def everyone() -> Everyone:
@@ -138,8 +141,8 @@ def rule(function: Rule) -> ByRule:
 
     Args:
         function: Takes a key, the number of the round and the number of silos; returns booleans, who is present, and
-            their inclusion probabilities $\pi_j$ (or one for all), in the order of the silos' sorted names. It is
-            compiled, so it must be made of JAX operations.
+            their inclusion probabilities $\pi_j$ in (0, 1] (or one for all), in the order of the silos' sorted names.
+            It is compiled, so it must be made of JAX operations, and all its randomness must come from the key.
     """
     if not callable(function):
         raise OptionError(f"participation.rule: {function!r} is not a function of (key, round, num_silos).")

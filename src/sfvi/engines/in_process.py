@@ -17,6 +17,7 @@ from .progress import ProgressBar, RunProgress
 
 SECONDS_PER_CALL = 0.3
 RUNAWAY = 1000.0  # an ELBO this many times worse than at the start counts as divergence
+RECENT = 20  # rounds whose median ELBO is compared with the start
 
 
 class History(NamedTuple):
@@ -181,10 +182,20 @@ class _Driver:
                 self._check(done)
 
     def _broken(self, elbo, state):
+        """Whether rounds after those remembered, with these ELBOs, went wrong.
+
+        Where silos may be absent, the ELBO of a round depends on who came: as the start counts the lowest of the first
+        rounds, and nothing is judged before they are over.
+        """
         if not np.all(np.isfinite(elbo)) or not bool(_all_finite(state)):
             return True
-        start = self.history.elbo[0] if self.round else elbo[0]
-        return np.median(elbo[-20:]) < start - RUNAWAY * (1 + abs(start))
+        known = np.concatenate([self.history.elbo, elbo])
+        start, recent = known[0], elbo[-RECENT:]
+        if self.loop.algorithm.elbo.options.participation.partial:
+            if len(known) <= RECENT:
+                return False
+            start, recent = known[:RECENT].min(), known[-RECENT:]
+        return np.median(recent) < start - RUNAWAY * (1 + abs(start))
 
     def _stop_at_last_good(self, size):
         """Find the last good round by bisection: runs are repeatable, so nothing has to be kept for this."""

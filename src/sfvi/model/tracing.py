@@ -19,7 +19,7 @@ from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import seed, substitute, trace
 
 from .._types import Indices, Key, Theta
-from ..errors import ModelError
+from ..errors import ModelError, first_line
 from .layout import Frame, Plate, Site
 
 Trace = dict[str, dict[str, Any]]
@@ -116,7 +116,7 @@ def inspect(program: Callable, args: tuple, *, what: str) -> Structure:
                 f"{what} has the site {twice[1]!r} twice, or the population program and it both have it; give one of "
                 "them another name."
             ) from error
-        raise ModelError(f"{what} fails when run: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{what} fails when run: {first_line(error)}.") from error
     return found[0]
 
 
