@@ -1,11 +1,13 @@
 """A fast start: rounds of SFVI-Avg, then SFVI from there."""
 
+import equinox as eqx
 import jax
 import numpy as np
 import optax
 import pytest
 
 import sfvi
+from sfvi import families, fitting
 from sfvi.data import six_cities, split_units
 from sfvi.engines import batching, loop
 from sfvi.zoo import logistic_mixed_model
@@ -74,6 +76,62 @@ def test_resumes_in_either_stage(tmp_path):
         again = run(path)
         np.testing.assert_array_equal(again.elbo, whole.elbo)
         assert_trees_close(again.posterior.family, whole.posterior.family, rtol=0, atol=0)
+
+
+def test_the_main_stage_begins_with_the_local_families_of_the_fast_start():
+    """The first step of Adam moves no parameter by more than its size: nothing was started anew in between."""
+    optimizer = optax.adam(0.05)
+    algorithm = sfvi.SFVI(fast_start=START, optimizer=optimizer)
+    fit = sfvi.fit(linear_model(), SILOS, key=0, num_rounds=1, algorithm=algorithm)
+    first = sfvi.SFVIAvg(num_local_steps=10, refit_steps=0, optimizer=optimizer)
+    key = jax.random.fold_in(jax.random.key(0), fitting.STAGE_STREAM)
+    before = sfvi.fit(linear_model(), SILOS, key=key, num_rounds=3, algorithm=first)
+    for name in SILOS:
+        for old, new in zip(*(jax.tree.leaves(f.silo(name).free) for f in (before, fit)), strict=True):
+            np.testing.assert_allclose(new, old, atol=0.0501)
+    assert all(np.abs(before.silo(name).free.units["units"].loc).max() > 0.3 for name in SILOS)
+
+
+def by_size(data):
+    """Inputs that treat units by themselves in any one silo, but not where silos are merged."""
+    return data["y"] / data["y"].shape[0]
+
+
+def test_what_the_second_stage_would_refuse_is_refused_before_the_first(tmp_path):
+    calls, path = [], tmp_path / "run.npz"
+
+    def run(checkpoint, num_rounds=5, **options):
+        options = {"fast_start": START} | options
+        sfvi.fit(
+            linear_model(),
+            {"a": linear_data(5), "b": linear_data(5, seed=1)},
+            key=0,
+            num_rounds=num_rounds,
+            algorithm=sfvi.SFVI(**options),
+            checkpoint=checkpoint,
+            callback=calls.append,
+        )
+
+    run(path, fast_start=None)
+    calls.clear()
+    (tmp_path / "folder").mkdir()
+    network = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+    for checkpoint, options, error, words in [
+        (tmp_path / "folder", {}, sfvi.OptionError, "cannot be written"),
+        (path, {}, sfvi.ArchiveError, "another algorithm"),
+        (tmp_path / "new.npz", {"local_family": families.amortized(network, by_size)}, sfvi.OptionError, "by itself"),
+    ]:
+        with pytest.raises(error, match=words):
+            run(checkpoint, **options)
+        assert not calls
+        assert not list(tmp_path.glob("*.start0"))
+    run(tmp_path / "again.npz")
+    calls.clear()
+    (tmp_path / "again.npz.start0").unlink()
+    with pytest.raises(sfvi.OptionError, match="has 5 rounds already"):
+        run(tmp_path / "again.npz", num_rounds=4)
+    assert not calls
+    assert not list(tmp_path.glob("*.start0"))
 
 
 def test_cuts_the_steps_to_a_given_elbo():

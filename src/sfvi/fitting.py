@@ -4,7 +4,6 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -89,27 +88,22 @@ def fit(
     check_ids(data)
     theta = model.initial_theta(run_key, data)
     rule = _stopping_rule(until_converged, algorithm.bind(model).steps_per_round)
-    print_ = fingerprint(model, data, run_key, algorithm) if checkpoint is not None else None
+    planned = _plan(model, data, theta, algorithm, run_key, num_rounds)
+    check_support(theta, data, planned[0].batches)
+    saved: list[Checkpoint | None] = [None] * len(planned)
+    if checkpoint is not None:
+        print_ = fingerprint(model, data, run_key, algorithm)
+        saved = _checkpoints(checkpoint, print_, checkpoint_every, planned)
     done: list[_Stage] = []
-    stages = algorithm.stages()
-    for position, (options, rounds) in enumerate(stages):
-        last = position == len(stages) - 1
-        stage_key = run_key if last else jax.random.fold_in(run_key, STAGE_STREAM + position)
-        check_participation(
-            options.participation, loop.keys(stage_key)[0], list(data), num_rounds if rounds is None else rounds
-        )
-        stage = _prepare(model, data, theta, options, stage_key, done[-1] if done else None)
-        saved = None
-        if checkpoint is not None and print_ is not None:
-            path = Path(checkpoint) if last else Path(f"{os.fspath(checkpoint)}.start{position}")
-            saved = Checkpoint(path, print_, every=checkpoint_every)
+    for stage, file in zip(planned, saved, strict=True):
+        last = stage is planned[-1]
         outcome = in_process.run(
             stage.loop,
-            stage_key,
-            stage.state,
-            num_rounds if rounds is None else rounds,
+            stage.key,
+            _start(stage, theta, done[-1] if done else None),
+            stage.num_rounds,
             rule=rule if last else None,
-            checkpoint=saved,
+            checkpoint=file,
             callback=callback,
             progress=progress,
         )
@@ -120,30 +114,49 @@ def fit(
 
 
 class _Stage(NamedTuple):
-    """One algorithm's part of a run, before and after."""
+    """One algorithm's part of a run; families and outcome come after it."""
 
     bound: FederatedAlgorithm
     batches: list[batching.Batch]
     loop: loop.Loop
     key: Key
-    state: loop.State
+    num_rounds: int
     families: dict[str, StructuredLocal]
     outcome: in_process.Outcome | None
 
 
-def _prepare(model, data, theta, options, key, before) -> _Stage:
-    """Everything before a stage's first round; it starts where the one before ended."""
-    bound = options.bind(model)
-    batches = batching.plan(model, data, theta, merge=bound.additive)
-    rounds = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})
-    check_network_inputs(options, data, batches)
+def _plan(model, data, theta, algorithm, key, num_rounds) -> list[_Stage]:
+    """Prepare and check all stages before the first begins."""
+    stages = algorithm.stages()
+    planned = []
+    for position, (options, rounds) in enumerate(stages):
+        last = position == len(stages) - 1
+        stage_key = key if last else jax.random.fold_in(key, STAGE_STREAM + position)
+        bound = options.bind(model)
+        batches = batching.plan(model, data, theta, merge=bound.additive)
+        check_network_inputs(options, data, batches)
+        rounds = num_rounds if rounds is None else rounds
+        check_participation(options.participation, loop.keys(stage_key)[0], list(data), rounds)
+        compiled = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})
+        planned.append(_Stage(bound, batches, compiled, stage_key, rounds, {}, None))
+    return planned
+
+
+def _checkpoints(path, print_, every, planned) -> list[Checkpoint | None]:
+    """The file of each stage, each checked; that of a fast start lies beside the one that the user named."""
+    names = [f"{os.fspath(path)}.start{position}" for position in range(len(planned) - 1)] + [path]
+    files = [Checkpoint(name, print_, every=every) for name in names]
+    for file, stage in zip(files, planned, strict=True):
+        file.check(stage.num_rounds)
+    return list(files)
+
+
+def _start(stage, theta, before) -> loop.State:
+    """The state before a stage's first round: where the stage before ended."""
     if before is None:
-        check_support(theta, data, batches)
-        state = rounds.init(key, theta)
-    else:
-        families = tuple(batching.batch_family(batch, before.families) for batch in batches)
-        state = rounds.adopt(key, before.outcome.state.server.shared, families)
-    return _Stage(bound, batches, rounds, key, state, {}, None)
+        return stage.loop.init(stage.key, theta)
+    families = tuple(batching.batch_family(batch, before.families) for batch in stage.batches)
+    return stage.loop.adopt(stage.key, before.outcome.state.server.shared, families)
 
 
 def _finish(stage, outcome) -> _Stage:

@@ -10,7 +10,6 @@ import numpy as np
 
 from .._types import Key
 from ..convergence import Check, Convergence, StoppingRule
-from ..errors import OptionError
 from .checkpoint import Checkpoint
 from .loop import MAX_CHUNK, Loop, State
 from .progress import ProgressBar, RunProgress
@@ -102,11 +101,6 @@ class _Driver:
         history = History(trace, np.zeros(0, np.int64), *marginals)
         if checkpoint is not None:
             state, history = checkpoint.resume(state, history)
-            if len(history.elbo) > num_rounds:
-                raise OptionError(
-                    f"num_rounds is {num_rounds}, but the checkpoint {str(checkpoint.path)!r} has {len(history.elbo)} "
-                    "rounds already; give at least as many, or a new checkpoint file."
-                )
         self.loop, self.key, self.state, self.history = loop, key, state, history
         self.num_rounds, self.rule, self.checkpoint = num_rounds, rule, checkpoint
         self.checks: list[Check] = []
