@@ -7,7 +7,15 @@ import pytest
 
 import sfvi
 
-from .helpers import assert_trees_close, gamma_data, gamma_model, linear_data, linear_model
+from .helpers import (
+    assert_trees_close,
+    gamma_data,
+    gamma_model,
+    linear_data,
+    linear_model,
+    linear_population,
+    linear_silo,
+)
 
 RATE = 1 / 0.49 + 3 / 0.25
 
@@ -79,3 +87,24 @@ def test_bad_data_and_unfitting_starts(fit):
     counts = sfvi.fit(gamma_model(), {"a": gamma_data()}, key=0, num_rounds=5)
     with pytest.raises(sfvi.DataError, match="cannot produce"):
         sfvi.fit_silo(counts.posterior, "new", {"x": np.ones((2, 2)), "y": np.array([-1, 2])}, key=0)
+
+
+def test_a_new_silo_says_whose_program_it_uses(tmp_path):
+    programs = {"a": linear_silo, "b": lambda g, data: linear_silo(g, {"x": data["x"], "y": data["y"] + 1.0})}
+    model = sfvi.StructuredModel(linear_population, programs)
+    fit = sfvi.fit(model, {"a": linear_data(3), "b": linear_data(3, seed=1)}, key=0, num_rounds=5)
+    new = linear_data(3, seed=5)
+    with pytest.raises(sfvi.ModelError, match=r"no program for silo 'new', .* those of 'a', 'b'; .* program="):
+        sfvi.fit_silo(fit.posterior, "new", new, key=0)
+    with pytest.raises(sfvi.OptionError, match="program is 'c' for silo 'new'; choose one of 'a', 'b'"):
+        sfvi.fit_silo(fit.posterior, "new", new, key=0, program="c")
+    found = {p: sfvi.fit_silo(fit.posterior, "new", new, key=0, num_steps=30, program=p) for p in programs}
+    assert np.all(found["b"].family.units["units"].loc > found["a"].family.units["units"].loc)
+    found["b"].save(tmp_path / "new.npz")
+    again = sfvi.SiloPosterior.load(tmp_path / "new.npz", model, new)
+    np.testing.assert_array_equal(again.sample(0, 3)["b"], found["b"].sample(0, 3)["b"])
+
+
+def test_one_program_for_all_leaves_nothing_to_choose(fit):
+    with pytest.raises(sfvi.OptionError, match="one program for all silos"):
+        sfvi.fit_silo(fit.posterior, "new", linear_data(3), key=0, program="a")

@@ -155,13 +155,22 @@ class SiloPosterior:
         shared: The global posterior.
         family: $q(z_{Lj} \mid z_G)$ in unconstrained space.
         data: The silo's data.
+        program: The silo whose program it uses, if not its own.
     """
 
-    def __init__(self, name: str, shared: GlobalPosterior, family: StructuredLocal, data: SiloData):
+    def __init__(
+        self,
+        name: str,
+        shared: GlobalPosterior,
+        family: StructuredLocal,
+        data: SiloData,
+        program: str | None = None,
+    ):
         self.name = name
         self.shared = shared
         self.family = family
         self.data = data
+        self.program = program
 
     def __repr__(self) -> str:
         return f"<SiloPosterior of {self.name!r}>"
@@ -208,7 +217,7 @@ class SiloPosterior:
         arrays |= _flatten_local(self.free)
         header |= {"plates": sorted(self.free.units)}
         header |= {"program": self.data.program.fingerprint(self.data), "data": self.data.fingerprint()}
-        archive.write(path, arrays, {"kind": SILO_KIND, "silo": self.name, **header})
+        archive.write(path, arrays, {"kind": SILO_KIND, "silo": self.name, "program of": self.program, **header})
 
     @classmethod
     def load(
@@ -224,7 +233,7 @@ class SiloPosterior:
         """
         arrays, header = archive.read(path, kind=SILO_KIND)
         shared = GlobalPosterior._from_contents(arrays, header, model, path, local_family)
-        silo = model.silo_data(header["silo"], data)
+        silo = model.silo_data(header["silo"], data, program=header["program of"])
         if header["program"] != silo.program.fingerprint(silo):
             raise ArchiveError(
                 f"{str(path)!r} was made with another silo program or other data shapes than those given for "
@@ -234,7 +243,8 @@ class SiloPosterior:
             raise ArchiveError(f"{str(path)!r} was made with other data than those given for silo {header['silo']!r}.")
         free = _read_local(arrays, header["plates"])
         elbo = Elbo(SFVI(local_family=shared.local_family), model)
-        return cls(header["silo"], shared, elbo.local(shared.shared, free, silo), silo)
+        family = elbo.local(shared.shared, free, silo)
+        return cls(header["silo"], shared, family, silo, header["program of"])
 
     @property
     def free(self) -> StructuredLocal:

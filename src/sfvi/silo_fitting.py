@@ -28,6 +28,7 @@ def fit_silo(
     optimizer: optax.GradientTransformation | None = None,
     num_samples: int = 1,
     unit_ids: Any = None,
+    program: str | None = None,
 ) -> SiloPosterior:
     r"""Fit a silo's own latents to its data, given the global posterior, which stays as it is.
 
@@ -39,11 +40,14 @@ def fit_silo(
         name: The silo's name.
         data: The silo's data, as its program expects them.
         key: Of all randomness.
-        num_steps: Steps on $\mathrm{E}_{q(z_G)}[\mathcal{L}_j]$.
+        num_steps: Steps of each unit on $\mathrm{E}_{q(z_G)}[\mathcal{L}_j]$; with minibatches there are N / batch
+            times as many in all.
         start: An earlier posterior of the same silo to go on from.
-        optimizer: By default Adam with a step size that falls to zero.
+        optimizer: By default Adam with a step size that falls to zero over all steps; in a minibatched plate the
+            schedule of another one counts the unit's own steps.
         num_samples: Monte Carlo samples per step.
         unit_ids: See `StructuredModel.silo_data`.
+        program: Where every silo has a program of its own, the name of the silo whose program to use.
     """
     if not isinstance(posterior, GlobalPosterior):
         raise OptionError(f"posterior is {posterior!r}; give a GlobalPosterior, like fit.posterior.")
@@ -52,12 +56,13 @@ def fit_silo(
     check_whole("num_steps", num_steps, at_least=0)
     check_optimizer("optimizer", optimizer, optional=True)
     run_key, model, shared = as_key(key), posterior.model, posterior.shared
-    silo = model.silo_data(name, data, unit_ids=unit_ids)
+    silo = model.silo_data(name, data, unit_ids=unit_ids, program=program)
     unknown = sorted(set(model.initial_theta(run_key, {name: silo})) - set(shared.theta))
     if unknown:
         raise ModelError(f"The program of silo {name!r} has the parameter {unknown[0]!r}, which was not fitted.")
     check_support(shared.theta, {name: silo}, batching.plan(model, {name: silo}, shared.theta, merge=False))
-    elbo = Elbo(SFVI(local_family=posterior.local_family, num_samples=num_samples), model)
+    options = SFVI(local_family=posterior.local_family, num_samples=num_samples)
+    elbo = Elbo(options, model)
     free = elbo.start_local(silo)
     if num_steps == 0 and start is None and jax.tree.leaves(free):
         raise OptionError(
@@ -71,7 +76,8 @@ def fit_silo(
         return refit(elbo, key, shared, free, silo, num_steps=num_steps, optimizer=optimizer)
 
     _, silo_key = keys(run_key)
-    return SiloPosterior(name, posterior, elbo.local(shared, run(silo_key, shared, free, silo), silo), silo)
+    family = elbo.local(shared, run(silo_key, shared, free, silo), silo)
+    return SiloPosterior(name, posterior, family, silo, program)
 
 
 def _continue(start, free, posterior, name):

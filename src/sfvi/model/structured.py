@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._types import Key, Theta
-from ..errors import ModelError
+from ..errors import ModelError, OptionError
 from .intake import array_leaves, check_theta, count_units, describe, identify
 from .layout import FlatLayout, group_units
 from .programs import PopulationProgram, SiloData, SiloProgram
@@ -64,7 +64,15 @@ class StructuredModel:
         self.population = PopulationProgram(population, FlatLayout(self._structure.latents))
         self._cache: dict[Any, tuple[SiloProgram, Structure]] = {}
 
-    def silo_data(self, name: str, data: Any, *, unit_ids: Any = None, num_units: float | None = None) -> SiloData:
+    def silo_data(
+        self,
+        name: str,
+        data: Any,
+        *,
+        unit_ids: Any = None,
+        num_units: float | None = None,
+        program: str | None = None,
+    ) -> SiloData:
         """Check one silo's data and bind them to its program.
 
         Args:
@@ -75,12 +83,13 @@ class StructuredModel:
                 of units, else a mapping from plate to array.
             num_units: How many exchangeable units the silo stands for, where algorithms weight silos by it. By default
                 the members of the plate with the local latents, or 1 if the silo as a whole has latents.
+            program: Where every silo has a program of its own, the silo whose program to use; by default its own.
         """
         values, rebuild, signature = array_leaves(name, data)
-        function = self._silo_function(name)
-        program = self._program(name, function, values, rebuild, signature)[0]
-        units = count_units(name, num_units, program.layout)
-        return SiloData(values, {}, identify(name, unit_ids, program.layout), units, program)
+        function = self._silo_function(name, program)
+        bound = self._program(name, function, values, rebuild, signature)[0]
+        units = count_units(name, num_units, bound.layout)
+        return SiloData(values, {}, identify(name, unit_ids, bound.layout), units, bound)
 
     def at_shapes(self, name: str, silo: SiloData, values: dict) -> SiloProgram:
         """The program of a silo at other data shapes: its units padded, or laid beside those of other silos."""
@@ -143,14 +152,23 @@ class StructuredModel:
         layout = group_units(latents, [plate for plate in structure.plates if plate.name in used])
         return SiloProgram(fn, self.population, layout, rebuild, signature), structure
 
-    def _silo_function(self, name):
+    def _silo_function(self, name, program):
         if not isinstance(self._silo, Mapping):
+            if program is not None:
+                raise OptionError(
+                    f"program is {program!r} for silo {name!r}, but the model has one program for all silos; leave it "
+                    "out."
+                )
             return self._silo
-        if name not in self._silo:
+        known = ", ".join(map(repr, self._silo))
+        if program is not None and program not in self._silo:
+            raise OptionError(f"program is {program!r} for silo {name!r}; choose one of {known}.")
+        if program is None and name not in self._silo:
             raise ModelError(
-                f"There is no program for silo {name!r}; the model has programs for {', '.join(map(repr, self._silo))}."
+                f"There is no program for silo {name!r}, the model has those of {known}; add one, or let fit_silo use "
+                "another silo's with program=."
             )
-        return self._silo[name]
+        return self._silo[name if program is None else program]
 
 
 def _check_no_arguments(population):
