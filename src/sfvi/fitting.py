@@ -24,8 +24,9 @@ from .model import StructuredModel
 from .posterior import GlobalPosterior, SiloPosterior
 from .results import Fit
 from .run_checks import (
+    check_batched_inputs,
     check_ids,
-    check_network_inputs,
+    check_networks,
     check_participation,
     check_support,
     check_weights,
@@ -88,6 +89,7 @@ def fit(
     check_ids(data)
     theta = model.initial_theta(run_key, data)
     rule = _stopping_rule(until_converged, algorithm.bind(model).steps_per_round)
+    check_networks(algorithm, data)
     planned = _plan(model, data, theta, algorithm, run_key, num_rounds)
     check_support(theta, data, planned[0].batches)
     saved: list[Checkpoint | None] = [None] * len(planned)
@@ -134,7 +136,7 @@ def _plan(model, data, theta, algorithm, key, num_rounds) -> list[_Stage]:
         stage_key = key if last else jax.random.fold_in(key, STAGE_STREAM + position)
         bound = options.bind(model)
         batches = batching.plan(model, data, theta, merge=bound.additive)
-        check_network_inputs(options, data, batches)
+        check_batched_inputs(options, data, batches)
         rounds = num_rounds if rounds is None else rounds
         check_participation(options.participation, loop.keys(stage_key)[0], list(data), rounds)
         compiled = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})

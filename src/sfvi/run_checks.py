@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .algorithms.local_params import network_inputs
+from .algorithms.local_params import check_network, network_inputs
 from .algorithms.participation import Everyone, Sampled
+from .engines.batching import unit_counts
 from .errors import DataError, OptionError
 from .families import Amortized
 
@@ -62,25 +63,101 @@ def check_weights(drawn, number, names):
         )
 
 
-def check_network_inputs(options, data, batches):
-    """An inference network must see of a unit what it would see were the silo computed alone, in every batch."""
+def check_networks(options, data):
+    """Refuse an inference network, or inputs of it, that do not fit the silos' data."""
     chosen = options.local_family
     if not isinstance(chosen, Amortized):
         return
-    if not any(network_inputs(options, silo, {}) for silo in data.values()):
+    served = {name: silo for name, silo in data.items() if check_network_of(options, name, silo)}
+    if not served:
         plates = sorted({group.plate.name for silo in data.values() for group in silo.program.layout.groups})
         raise OptionError(f"amortized: no silo has the plate {chosen.plate!r} of units; there are {plates}.")
+    groups: dict = {}
+    for name, silo in served.items():
+        groups.setdefault((id(silo.program.program), tuple(silo.values)), {})[name] = silo
+    for group in groups.values():
+        _check_units_apart(options, group)
+
+
+def check_network_of(options, name, silo):
+    """Refuse what cannot be used in one silo; returns whether a network serves it."""
+    who = f"silo {name!r}"
+    inputs = network_inputs(options, silo, {}, who)
+    if inputs is None:
+        return False
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(inputs.values)):
+        raise DataError(
+            f"amortized: inputs returns non-finite numbers for {who}; check what it computes of the data (logarithms, "
+            "divisions by zero)."
+        )
+    check_network(options, inputs, silo, who)
+    return True
+
+
+def _check_units_apart(options, silos):
+    """Change every other unit's data in one of the silos: the network must see the same of the units between them."""
+    name, silo = max(silos.items(), key=lambda item: sum(unit_counts(item[1]).values()))
+    before = network_inputs(options, silo, {})
+    assert before is not None
+    units = unit_counts(silo)[before.plate]
+    leaves = _leaves_of_units(before.plate, list(silos.values()))
+    even = np.arange(units) % 2 == 0
+    for moved in (even, ~even):
+        for sign in (1.0, -1.0):
+            changed = {leaf: _moved(silo.values[leaf], moved, sign * units) for leaf in leaves}
+            after = network_inputs(options, dataclasses.replace(silo, values=silo.values | changed), {})
+            assert after is not None
+            for one, other in zip(*map(jax.tree.leaves, (before.values, after.values)), strict=True):
+                if not _close(np.asarray(one)[~moved], np.asarray(other)[~moved]):
+                    raise OptionError(
+                        f"amortized: what inputs gives for a unit of silo {name!r} depends on other units; it must "
+                        "treat every unit by itself (center or scale the data beforehand)."
+                    )
+
+
+def _leaves_of_units(plate, silos):
+    """Names of the arrays with a row for each unit; not of those that only happen to have as many rows."""
+
+    def by_unit(leaf):
+        values = [silo.values[leaf] for silo in silos]
+        if not all(v.ndim and v.shape[0] == unit_counts(s)[plate] for v, s in zip(values, silos, strict=True)):
+            return False
+        if len(silos) > 1:
+            return not all(np.array_equal(values[0], other) for other in values[1:])
+        return values[0].ndim > 1 or not any(len(values[0]) in other.shape[1:] for other in silos[0].values.values())
+
+    return [leaf for leaf in silos[0].values if by_unit(leaf)]
+
+
+def _moved(values, moved, factor):
+    """Other values of some rows: far away, or where numbers are codes those of the row before."""
+    rows = np.array(values)
+    if np.issubdtype(rows.dtype, np.floating):
+        rows[moved] += (factor * (1.0 + np.abs(rows).max())).astype(rows.dtype)
+    else:
+        rows[moved] = np.roll(rows, 1, axis=0)[moved]
+    return jnp.asarray(rows)
+
+
+def _close(one, other):
+    return np.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def check_batched_inputs(options, data, batches):
+    """An inference network must see of a unit what it would see were the silo computed alone, in every batch."""
+    if not isinstance(options.local_family, Amortized):
+        return
     for batch in batches:
         start = 0
         for position, (name, sizes) in enumerate(zip(batch.names, batch.sizes, strict=True)):
             rows = jax.tree.map(lambda leaf, i=position: leaf[i], batch.data) if batch.stacked else batch.data
-            together, alone = (network_inputs(options, silo, {}) for silo in (rows, data[name]))
+            together, alone = (network_inputs(options, silo, {}, f"silo {name!r}") for silo in (rows, data[name]))
             if together is None or alone is None:
                 break
             window = slice(start, start + sizes[alone.plate])
             start += 0 if batch.stacked else sizes[alone.plate]
             for one, other in zip(jax.tree.leaves(alone.values), jax.tree.leaves(together.values), strict=True):
-                if not np.allclose(np.asarray(one), np.asarray(other)[window], rtol=1e-5, atol=1e-6):
+                if not _close(np.asarray(one), np.asarray(other)[window]):
                     raise OptionError(
                         f"amortized: inputs gives a unit of silo {name!r} other values beside other silos' units than "
                         "alone; it must treat every unit by itself (center or scale the data beforehand)."

@@ -14,7 +14,7 @@ from .engines import batching
 from .engines.loop import keys
 from .errors import ModelError, OptionError
 from .posterior import GlobalPosterior, SiloPosterior
-from .run_checks import check_support
+from .run_checks import check_network_of, check_support
 
 
 def fit_silo(
@@ -62,6 +62,7 @@ def fit_silo(
         raise ModelError(f"The program of silo {name!r} has the parameter {unknown[0]!r}, which was not fitted.")
     check_support(shared.theta, {name: silo}, batching.plan(model, {name: silo}, shared.theta, merge=False))
     options = SFVI(local_family=posterior.local_family, num_samples=num_samples)
+    check_network_of(options, name, silo)
     elbo = Elbo(options, model)
     free = elbo.start_local(silo)
     if num_steps == 0 and start is None and jax.tree.leaves(free):

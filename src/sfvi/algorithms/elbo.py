@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from .. import families
 from .._types import GlobalVec, Indices, Key, Scalar, Theta
-from ..families import Amortized, Local, StructuredLocal
+from ..errors import OptionError
+from ..families import AbstractGlobalFamily, Amortized, Local, StructuredLocal
 from ..model import SiloData, StructuredModel
 from ..objectives import Shared, server_term, silo_term
 from . import local_params
@@ -50,7 +51,13 @@ class Elbo(NamedTuple):
             build = families.full() if 0 < loc.size <= MAX_FULL else families.mean_field()
         chosen = self.options.local_family
         network = chosen.initial() if isinstance(chosen, Amortized) else None
-        return Shared(build(loc, self.options.init_scale), theta, network)
+        family = build(loc, self.options.init_scale)
+        if not isinstance(family, AbstractGlobalFamily):
+            raise OptionError(
+                f"global_family returns {family!r}; give what families.full() returns, or a function of (loc, scale) "
+                "that returns an AbstractGlobalFamily."
+            )
+        return Shared(family, theta, network)
 
     def start_local(self, data: SiloData) -> StructuredLocal:
         r"""The initial $\eta_{Lj}$, the same for every unit; amortized units have none."""

@@ -9,9 +9,12 @@ from jaxtyping import PyTree
 
 from .. import _optim
 from .._types import Indices
-from ..families import Amortized, StructuredLocal
+from ..errors import OptionError
+from ..families import Amortized, AmortizedBlock, BlockGaussian, StructuredLocal
 from ..model import SiloData
 from .options import AbstractVariationalOptions
+
+A_SILO = "a silo"  # in messages, where its name is not known
 
 
 class LocalOptState(NamedTuple):
@@ -34,31 +37,53 @@ def build(options: AbstractVariationalOptions, data: SiloData, n_global: int) ->
     layout, dtype = data.program.layout, jnp.result_type(float)
     n_own, scale = layout.own.size, options.init_scale
     inputs = network_inputs(options, data, {})
-    if inputs is not None and isinstance(options.local_family, Amortized):
-        options.local_family.check(f"plate {inputs.plate!r}", inputs.values, inputs.size, n_global + n_own)
-    own = options.local_family(1, n_own, n_global, scale, dtype) if n_own else None
-    units = {
-        group.plate.name: options.local_family(group.plate.size, group.block, n_global + n_own, scale, dtype)
+    if inputs is not None:
+        check_network(options, inputs, data, A_SILO)
+
+    def block(units, size, n_parent):
+        built = options.local_family(units, size, n_parent, scale, dtype)
+        if not isinstance(built, BlockGaussian):
+            raise OptionError(
+                f"local_family returns {built!r}; give what families.block() returns, or a function of (units, size, "
+                "parent, scale, dtype) that returns a BlockGaussian."
+            )
+        return built
+
+    own = block(1, n_own, n_global) if n_own else None
+    units: dict[str, BlockGaussian | AmortizedBlock] = {
+        group.plate.name: block(group.plate.size, group.block, n_global + n_own)
         for group in layout.groups
         if inputs is None or group.plate.name != inputs.plate
     }
     return StructuredLocal(own, units)
 
 
-def network_inputs(options: AbstractVariationalOptions, data: SiloData, indices: Indices) -> NetworkInputs | None:
-    """The data of the drawn units that an inference network serves; None if there is none."""
+def network_inputs(
+    options: AbstractVariationalOptions, data: SiloData, indices: Indices, who: str = A_SILO
+) -> NetworkInputs | None:
+    """The data of the drawn units that an inference network serves; None if there is none. `who` is for messages."""
     chosen, groups = options.local_family, data.program.layout.groups
     if not isinstance(chosen, Amortized):
         return None
-    plate = chosen.plate_of("the silo program", [group.plate.name for group in groups])
+    plate = chosen.plate_of(who, [group.plate.name for group in groups])
     if plate is None:
         return None
     group = next(group for group in groups if group.plate.name == plate)
-    what = f"plate {plate!r}"
-    values = chosen.select_inputs(what, data.program.rebuild(data.values), group.plate.size)
+    values = chosen.select_inputs(who, data.program.rebuild(data.values), group.plate.size)
     if plate in indices:
         values = jax.tree.map(lambda leaf: leaf[indices[plate]], values)
     return NetworkInputs(plate, values, group.block)
+
+
+def check_network(options: AbstractVariationalOptions, inputs: NetworkInputs, data: SiloData, who: str) -> None:
+    """Refuse a network that cannot take these inputs or returns something else than a unit's parameters."""
+    assert isinstance(options.local_family, Amortized)
+    options.local_family.check(who, inputs.values, inputs.size, num_parents(data))
+
+
+def num_parents(data: SiloData) -> int:
+    """How many latents the units of a silo follow: the global ones and the silo's own."""
+    return data.program.population.layout.size + data.program.layout.own.size
 
 
 def complete(

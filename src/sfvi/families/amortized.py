@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ..errors import DataError, OptionError
+from .. import _jaxpr
+from ..errors import DataError, OptionError, first_line
 from .block import BlockGaussian, Parent, block
 from .triangular import packed_size
 
@@ -88,7 +89,10 @@ class Amortized:
         try:
             chosen = jax.tree.map(jnp.asarray, self.inputs(data))
         except Exception as error:
-            raise OptionError(f"amortized: inputs fails on the data ({type(error).__name__}: {error}).") from error
+            raise OptionError(
+                f"amortized: inputs fails on the data of {silo} ({first_line(error)}); it takes a silo's data and must "
+                "be made of JAX operations."
+            ) from error
         leaves = jax.tree.leaves(chosen)
         if not leaves or any(leaf.ndim == 0 or leaf.shape[0] != units for leaf in leaves):
             shapes = ", ".join(str(leaf.shape) for leaf in leaves) or "none"
@@ -99,20 +103,36 @@ class Amortized:
 
     def check(self, silo: str, inputs: PyTree, size: int, n_parent: int) -> None:
         """Try the network on abstract inputs of one unit: it must return the right number of parameters."""
-        unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
-        parent = jax.ShapeDtypeStruct((n_parent,), jnp.result_type(float))
-        args = (unit, parent) if self.follow_globals else (unit,)
         needed = 2 * size + (packed_size(size) if self.within == "full" else 0)
         try:
-            found = jax.eval_shape(self.build(self.initial(), inputs, size).network, *args)
+            found = jax.eval_shape(self._call, self.initial(), *self._arguments(one_unit(inputs), n_parent))
         except Exception as error:
-            raise OptionError(f"amortized: the network cannot take the inputs of {silo}: {error}") from error
+            raise OptionError(
+                f"amortized: the network cannot take one unit's inputs of {silo} ({first_line(error)}); check its "
+                "sizes, and that it takes the global latents if follow_globals is True."
+            ) from error
         if getattr(found, "shape", None) != (needed,):
             raise OptionError(
                 f"amortized: the network returns {getattr(found, 'shape', found)} for one unit of {silo}; it must "
                 f"return {needed} numbers: {size} means, {size} log scales"
                 + (f" and {packed_size(size)} entries of L." if self.within == "full" else ".")
             )
+
+    def fingerprint(self, unit: PyTree, n_parent: int) -> str:
+        """A hash of what the network computes of abstract inputs of one unit, whatever its weights."""
+        return _jaxpr.fingerprint(self._call, self.initial(), *self._arguments(unit, n_parent))
+
+    def _call(self, phi, *args):
+        return eqx.combine(phi, eqx.partition(self.network, eqx.is_inexact_array)[1])(*args)
+
+    def _arguments(self, unit, n_parent):
+        parent = jax.ShapeDtypeStruct((n_parent,), jnp.result_type(float))
+        return (unit, parent) if self.follow_globals else (unit,)
+
+
+def one_unit(inputs: PyTree) -> PyTree:
+    """The abstract inputs of one of the units."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
 
 
 def amortized(
@@ -145,8 +165,10 @@ def amortized(
         raise OptionError(f"amortized: inputs is {inputs!r}; give a function of a silo's data, like lambda d: d['x'].")
     if within not in ("diagonal", "full"):
         raise OptionError(f"amortized: within is {within!r}; choose 'diagonal' or 'full'.")
-    network = _as_equinox(network)
-    return Amortized(network, inputs, plate, follow_globals, within, block() if otherwise is None else otherwise)
+    otherwise = block() if otherwise is None else otherwise
+    if not callable(otherwise) or isinstance(otherwise, Amortized) or otherwise in (block, amortized):
+        raise OptionError(f"amortized: otherwise is {otherwise!r}; give what families.block() returns.")
+    return Amortized(_as_equinox(network), inputs, plate, follow_globals, within, otherwise)
 
 
 class _FlaxNetwork(eqx.Module):

@@ -58,8 +58,8 @@ def low_rank(*, rank: int = 10):
 
     The factor starts at small fixed waves: at zero its gradient would vanish.
     """
-    if rank < 1:
-        raise OptionError(f"low_rank: rank is {rank}; give a whole number of at least 1.")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise OptionError(f"low_rank: rank is {rank!r}; give a whole number of at least 1.")
 
     def build(loc: GlobalVec, scale: float) -> LowRankGaussian:
         size = loc.shape[0]

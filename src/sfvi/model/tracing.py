@@ -1,6 +1,5 @@
 """Running a NumPyro program on given latents; the only module that uses effect handlers."""
 
-import hashlib
 import re
 import warnings
 from collections.abc import Callable
@@ -8,9 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
-from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Delta, MaskedDistribution
@@ -18,6 +15,7 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import seed, substitute, trace
 
+from .. import _jaxpr
 from .._types import Indices, Key, Theta
 from ..errors import ModelError, first_line
 from .layout import Frame, Plate, Site
@@ -198,22 +196,7 @@ def fingerprint(program: Callable, args: tuple) -> str:
     def run(key, args):
         return log_probs(_seeded(program, key, args), {})
 
-    closed = jax.make_jaxpr(run)(jax.random.key(0), args)
-    text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))
-    digest = hashlib.sha256(text.encode())
-    for constant in _constants(closed):
-        if not jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):
-            digest.update(np.asarray(constant).tobytes())
-    return digest.hexdigest()
-
-
-def _constants(closed):
-    """Constants of a jaxpr and of those nested in it, such as jitted helpers."""
-    yield from closed.consts
-    for equation in closed.jaxpr.eqns:
-        for param in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: isinstance(p, ClosedJaxpr)):
-            if isinstance(param, ClosedJaxpr):
-                yield from _constants(param)
+    return _jaxpr.fingerprint(run, jax.random.key(0), args)
 
 
 def _is_output(site):
