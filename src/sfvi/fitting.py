@@ -21,6 +21,7 @@ from .engines.progress import RunProgress
 from .errors import DataError, DivergenceError, OptionError
 from .families import StructuredLocal
 from .model import StructuredModel
+from .network_identity import network_identity
 from .posterior import GlobalPosterior, SiloPosterior
 from .results import Fit
 from .run_checks import (
@@ -178,7 +179,8 @@ def _result(model, data, done) -> Fit:
     stage = done[-1]
     shared, elbo = stage.outcome.state.server.shared, stage.bound.elbo
     theta = model.constrain_theta(shared.theta, data)
-    posterior = GlobalPosterior(model, shared, theta, elbo.options.local_family)
+    chosen = elbo.options.local_family
+    posterior = GlobalPosterior(model, shared, theta, chosen, network_identity(chosen, data))
     silos = {
         name: SiloPosterior(name, posterior, elbo.local(shared, stage.families[name], silo), silo)
         for name, silo in data.items()

@@ -29,6 +29,7 @@ from .families import (
     StructuredLocal,
 )
 from .model import SiloData, StructuredModel
+from .network_identity import inputs_identity, same_network
 from .objectives import Shared
 
 if TYPE_CHECKING:
@@ -48,13 +49,22 @@ class GlobalPosterior:
         shared: $\eta_G$, $\theta$ and $\phi$ in unconstrained space.
         theta: $\theta$ in the model's own space.
         local_family: The family of the silos' latents that was fitted.
+        network: What its inference network computes, see `network_identity`; None if it has none.
     """
 
-    def __init__(self, model: StructuredModel, shared: Shared, theta: Theta, local_family: Callable):
+    def __init__(
+        self,
+        model: StructuredModel,
+        shared: Shared,
+        theta: Theta,
+        local_family: Callable,
+        network: dict[str, Any] | None = None,
+    ):
         self.model = model
         self.shared = shared
         self.theta = theta
         self.local_family = local_family
+        self.network = network
 
     @property
     def family(self) -> AbstractGlobalFamily:
@@ -119,7 +129,7 @@ class GlobalPosterior:
             "population": self.model.population.fingerprint(),
             "family": type(self.family).__name__,
             "theta": paths,
-            "network": self.shared.network is not None,
+            "network": None if self.shared.network is None else self.network or {},
         }
         return arrays, header
 
@@ -133,16 +143,9 @@ class GlobalPosterior:
         fields = {name[len("family.") :]: a for name, a in arrays.items() if name.startswith("family.")}
         family = GLOBAL_FAMILIES[header["family"]](**{n: jnp.asarray(a) for n, a in fields.items()})
         free, theta = (_unflatten_theta(arrays, header["theta"], prefix=p) for p in ("free_theta", "theta"))
-        amortizing = isinstance(local_family, Amortized)
-        if header["network"] != amortizing:
-            found = "an amortized local family; give local_family=families.amortized(...) as in the fit."
-            if not header["network"]:
-                found = "no amortized local family; leave local_family out."
-            raise ArchiveError(f"{str(path)!r} was made with {found}")
-        network = None
-        if amortizing:
-            network = archive.unflatten(local_family.initial(), arrays, prefix="network", path=path)
-        return cls(model, Shared(family, free, network), theta, local_family or families.block())
+        network = _read_network(arrays, header["network"], local_family, path)
+        shared = Shared(family, free, network)
+        return cls(model, shared, theta, local_family or families.block(), header["network"])
 
 
 class SiloPosterior:
@@ -217,6 +220,7 @@ class SiloPosterior:
         arrays |= _flatten_local(self.free)
         header |= {"plates": sorted(self.free.units)}
         header |= {"program": self.data.program.fingerprint(self.data), "data": self.data.fingerprint()}
+        header |= {"inputs": inputs_identity(self.shared.local_family, self.data)}
         archive.write(path, arrays, {"kind": SILO_KIND, "silo": self.name, "program of": self.program, **header})
 
     @classmethod
@@ -241,6 +245,11 @@ class SiloPosterior:
             )
         if header["data"] != silo.fingerprint():
             raise ArchiveError(f"{str(path)!r} was made with other data than those given for silo {header['silo']!r}.")
+        if header["inputs"] != inputs_identity(shared.local_family, silo):
+            raise ArchiveError(
+                f"{str(path)!r} was made with other inputs of the inference network than those of local_family, or "
+                "with another version of jax; give the families.amortized(...) of the fit."
+            )
         free = _read_local(arrays, header["plates"])
         elbo = Elbo(SFVI(local_family=shared.local_family), model)
         family = elbo.local(shared.shared, free, silo)
@@ -265,6 +274,24 @@ class SiloPosterior:
         model = self.shared.model
         known = model.population.dims(self.shared.shared.theta) | self._own_dims()
         return _name_dims(draws, known, model.dims)
+
+
+def _read_network(arrays, identity, local_family, path):
+    """The weights on file, if there are any: `local_family` must have the network that they belong to."""
+    if (identity is not None) != isinstance(local_family, Amortized):
+        found = "an amortized local family; give local_family=families.amortized(...) as in the fit."
+        if identity is None:
+            found = "no amortized local family; leave local_family out."
+        raise ArchiveError(f"{str(path)!r} was made with {found}")
+    if identity is None:
+        return None
+    network = archive.unflatten(local_family.initial(), arrays, prefix="network", path=path)
+    if not same_network(local_family, identity):
+        raise ArchiveError(
+            f"{str(path)!r} was made with an inference network that computes something else than that of local_family, "
+            "or with another version of jax; give the families.amortized(...) of the fit."
+        )
+    return network
 
 
 def _name_dims(draws, from_plates, from_user):

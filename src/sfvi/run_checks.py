@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ from .algorithms.participation import Everyone, Sampled
 from .engines.batching import unit_counts
 from .errors import DataError, OptionError
 from .families import Amortized
+from .network_identity import inputs_identity, network_identity
 
 TRIED_ROUNDS = 100  # a rule of participation is tried on so many rounds before the first
 
@@ -203,9 +205,19 @@ def fingerprint(model, data, key, algorithm):
         "data set": contents.hexdigest(),
         "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
         "algorithm or option of it": _describe_options(algorithm),
+        "inference network": _describe_network(algorithm.local_family, programs),
         "assignment of unit_ids": ids.hexdigest(),
         "number of units": ",".join(str(float(silo.num_units)) for silo in data.values()),
     }
+
+
+def _describe_network(local_family, programs):
+    """What the network and its inputs compute, silo program by silo program."""
+    if not isinstance(local_family, Amortized):
+        return ""
+    prints = sorted(str(inputs_identity(local_family, silo)) for silo in programs.values())
+    silos = {str(position): silo for position, silo in enumerate(programs.values())}
+    return json.dumps([network_identity(local_family, silos), prints], sort_keys=True)
 
 
 def _describe_options(algorithm):

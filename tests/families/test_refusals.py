@@ -140,3 +140,53 @@ def test_the_silo_with_two_plates_is_named():
     model = sfvi.StructuredModel(population, two_plates)
     with pytest.raises(sfvi.OptionError, match="silo 'a' has 2 plates"):
         fit(model=model, local_family=families.amortized(mlp(), column))
+
+
+def pair(data):
+    """Inputs of one unit in a tree."""
+    return {"y": data["y"], "more": (data["y"], [data["y"] + 1.0])}
+
+
+class Pair(eqx.Module):
+    layers: eqx.nn.MLP
+    sign: float
+
+    def __call__(self, unit):
+        return self.layers(self.sign * unit["y"][None] + unit["more"][1][0])
+
+
+def test_a_file_is_read_only_with_the_network_that_made_it(tmp_path):
+    fitted = fit(local_family=families.amortized(mlp(), column))
+    fitted.save(tmp_path)
+    same = sfvi.load(tmp_path, MODEL, SILOS, local_family=families.amortized(mlp(), column))
+    np.testing.assert_array_equal(same.silo("a").sample(0, 3)["b"], fitted.silo("a").sample(0, 3)["b"])
+    other = families.amortized(mlp(jax.nn.relu), column)
+    with pytest.raises(sfvi.ArchiveError, match="computes something else"):
+        sfvi.load(tmp_path, MODEL, SILOS, local_family=other)
+    with pytest.raises(sfvi.ArchiveError, match="computes something else"):
+        sfvi.GlobalPosterior.load(tmp_path / "global.npz", MODEL, local_family=other)
+    with pytest.raises(sfvi.ArchiveError, match="other inputs of the inference network"):
+        sfvi.load(tmp_path, MODEL, SILOS, local_family=families.amortized(mlp(), lambda data: -column(data)))
+    same.save(tmp_path / "again")
+    with pytest.raises(sfvi.ArchiveError, match="computes something else"):
+        sfvi.load(tmp_path / "again", MODEL, {}, local_family=other)
+
+
+def test_networks_of_trees_are_known_again(tmp_path):
+    fitted = fit(local_family=families.amortized(Pair(mlp(), 1.0), pair))
+    fitted.save(tmp_path)
+    sfvi.load(tmp_path, MODEL, SILOS, local_family=families.amortized(Pair(mlp(), 1.0), pair))
+    with pytest.raises(sfvi.ArchiveError, match="computes something else"):
+        sfvi.load(tmp_path, MODEL, {}, local_family=families.amortized(Pair(mlp(), -1.0), pair))
+
+
+def test_a_checkpoint_is_resumed_only_with_the_network_that_made_it(tmp_path):
+    def run(network, inputs):
+        algorithm = sfvi.SFVI(local_family=families.amortized(network, inputs))
+        sfvi.fit(MODEL, SILOS, key=0, num_rounds=2, algorithm=algorithm, checkpoint=tmp_path / "run.npz")
+
+    run(mlp(), column)
+    run(mlp(), column)
+    for network, inputs in [(mlp(jax.nn.relu), column), (mlp(), lambda data: -column(data))]:
+        with pytest.raises(sfvi.ArchiveError, match="another inference network"):
+            run(network, inputs)
