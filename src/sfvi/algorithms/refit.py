@@ -47,7 +47,8 @@ def refit(
     """
     if num_steps == 0 or not jax.tree.leaves(free):
         return free
-    total = num_steps * _num_batches(free, data)
+    own, most = _num_batches(free, data)
+    total = num_steps * own
     noise_key = jax.random.fold_in(key, STREAM)
     own_key = jax.random.fold_in(noise_key, data.silo_word)
 
@@ -58,10 +59,11 @@ def refit(
         rows = local_params.select(free, draw.indices)
         gradient = jax.grad(elbo.silo, argnums=1)(shared, rows, draw, data)
         chosen = optimizer or optax.adam(falling_step_size(number, total))
-        return local_params.ascend(chosen, free, opt_state, gradient, draw.indices)
+        moved = local_params.ascend(chosen, free, opt_state, gradient, draw.indices)
+        return jax.tree.map(lambda new, old: jnp.where(number < total, new, old), moved, carry)
 
     start = (free, local_params.init(optimizer or optax.adam(STEP_SIZE), free, data))
-    free, _ = jax.lax.fori_loop(jnp.zeros((), jnp.int32), jnp.asarray(total, jnp.int32), step, start)
+    free, _ = jax.lax.fori_loop(0, num_steps * most, step, start)
     return free
 
 
@@ -71,10 +73,12 @@ def falling_step_size(number: Int[Array, ""], total: Int[Array, ""] | int) -> Sc
 
 
 def _num_batches(free, data):
-    """Batches in the largest plate of units that is minibatched; padding does not count."""
-    batches = [1]
-    for plate in data.program.layout.subsampled:
-        if plate.name in free.units:
-            size = data.sizes.get(plate.name, plate.size)
-            batches.append((size + plate.drawn - 1) // plate.drawn)
-    return functools.reduce(jnp.maximum, batches)
+    """Batches in the largest plate of units that is minibatched: without padding and, a plain number, with it.
+
+    Silos side by side take as many steps as the padded one, and the shorter ones stand still at the end. Were the length
+    of the loop a silo's own, so would be its counter, and LLVM takes hours over the random numbers made of it.
+    """
+    plates = [plate for plate in data.program.layout.subsampled if plate.name in free.units]
+    own = [-(-data.sizes.get(plate.name, plate.size) // plate.drawn) for plate in plates]
+    most = [-(-plate.size // plate.drawn) for plate in plates]
+    return functools.reduce(jnp.maximum, own, 1), max(most, default=1)
