@@ -75,8 +75,8 @@ def falling_step_size(number: Int[Array, ""], total: Int[Array, ""] | int) -> Sc
 def _num_batches(free, data):
     """Batches in the largest plate of units that is minibatched: without padding and, a plain number, with it.
 
-    Silos side by side take as many steps as the padded one, and the shorter ones stand still at the end. Were the length
-    of the loop a silo's own, so would be its counter, and LLVM takes hours over the random numbers made of it.
+    Silos side by side take as many steps as the padded one, and the shorter ones stand still at the end. Were the
+    length of the loop a silo's own, so would be its counter, and LLVM takes hours over the random numbers made of it.
     """
     plates = [plate for plate in data.program.layout.subsampled if plate.name in free.units]
     own = [-(-data.sizes.get(plate.name, plate.size) // plate.drawn) for plate in plates]
