@@ -22,6 +22,7 @@ from numpyro.optim import optax_to_numpyro
 from sfvi import SFVI
 from sfvi.data import split_units
 from sfvi.engines import batching, loop
+from sfvi.families import block
 from sfvi.zoo import logistic_mixed_model
 from sfvi.zoo.logistic_mixed import population, silo
 
@@ -176,7 +177,9 @@ def federated(
         merge: Lay the silos end to end, which `sfvi.fit` does with this algorithm; otherwise they are stacked.
     """
     silos, _ = split_units(dict(data), sizes, seed=SPLIT_SEED)
-    rounds, state = prepare(silos, SFVI(optimizer=optimizer, init_scale=SCALE), merge=merge)
+    rounds, state = prepare(
+        silos, SFVI(optimizer=optimizer, init_scale=SCALE, local_family=block(coupling="mean")), merge=merge
+    )
     key = jax.random.key(0)
 
     def run(state):

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from sfvi import SFVI
+from sfvi.families import block
 
 from . import datasets
 from .contestants import prepare
@@ -81,7 +82,7 @@ def run(case: Case) -> Cost:
     cut = datasets.ragged_sizes if case.ragged else datasets.even_sizes
     silos = datasets.simulate(cut(case.rows // datasets.ROWS_PER_UNIT, case.num_silos))
     begin = time.perf_counter()
-    rounds, state = jax.block_until_ready(prepare(silos, SFVI(), merge=case.merge))
+    rounds, state = jax.block_until_ready(prepare(silos, SFVI(local_family=block(coupling="mean")), merge=case.merge))
     setup = time.perf_counter() - begin
     key = jax.random.key(0)
 

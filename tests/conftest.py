@@ -10,7 +10,10 @@ if worker and hasattr(os, "sched_setaffinity"):
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time of a test goes into compiling a program that runs for milliseconds.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true")
+QUICK = (
+    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+)
+os.environ.setdefault("XLA_FLAGS", QUICK)
 # Many tests compile the same small programs; the second time, and in the other worker, they are read back.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -34,6 +37,8 @@ CHECKED = [
     "sfvi.families.triangular",
     "sfvi.model.layout",
     "sfvi.model.programs",
+    "sfvi.enhanced",
+    "sfvi.natural",
     "sfvi.objectives",
 ]
 with install_import_hook(CHECKED, "beartype.beartype"):

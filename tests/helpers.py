@@ -16,11 +16,12 @@ from sfvi import families
 from sfvi.algorithms import participation
 from sfvi.engines import batching, loop
 
-GLOBAL_FAMILIES = {
+GAUSSIAN_FAMILIES = {
     "mean_field": families.mean_field(),
     "full": families.full(),
     "low_rank": families.low_rank(rank=2),
 }
+GLOBAL_FAMILIES = {**GAUSSIAN_FAMILIES, "flow": families.flow(num_layers=1, width=6, knots=4)}
 LOCAL_FAMILIES = {
     f"{within}-{coupling}": families.block(within=within, coupling=coupling)
     for within in ("diagonal", "full")

@@ -8,12 +8,12 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfvi.barycenter import _full, _pack, barycenter
+from sfvi.barycenter import _full, barycenter
 from sfvi.errors import OptionError
 from sfvi.families import AbstractGlobalFamily, FullGaussian, LowRankGaussian, MeanFieldGaussian
-from sfvi.families.triangular import packed_size, unpack
+from sfvi.families.triangular import pack, packed_size, unpack
 
-from .helpers import GLOBAL_FAMILIES, assert_trees_close, perturb
+from .helpers import GAUSSIAN_FAMILIES, assert_trees_close, perturb
 
 average = jax.jit(barycenter)
 seeds = st.integers(0, 10**6)
@@ -55,13 +55,13 @@ def full_from_root(loc, root):
     triangle = np.linalg.qr(root.T, mode="r").T
     scale = np.diag(triangle)
     unit = triangle * np.sign(scale) / np.abs(scale)[:, None]
-    return FullGaussian(jnp.asarray(loc), jnp.log(jnp.abs(scale)), _pack(jnp.asarray(unit)))
+    return FullGaussian(jnp.asarray(loc), jnp.log(jnp.abs(scale)), pack(jnp.asarray(unit)))
 
 
 def make_members(kind, seed, *, silos=3):
     """Members that resemble each other as silos do, with weights."""
     generator = np.random.default_rng(seed)
-    center = perturb(GLOBAL_FAMILIES[kind](jnp.zeros(4), 0.5), seed, 1.0)
+    center = perturb(GAUSSIAN_FAMILIES[kind](jnp.zeros(4), 0.5), seed, 1.0)
     weights = jnp.asarray(generator.dirichlet(np.full(silos, 3.0)))
     return stack([perturb(center, [seed, j]) for j in range(silos)]), weights
 
@@ -146,7 +146,7 @@ def constructed(seed, *, size, silos, shared, apart):
     for triangle, _ in (cholesky(member @ member.T) for member in roots):
         scale = np.diag(triangle)
         unit = jnp.asarray((triangle / scale[:, None]).astype(float))
-        members.append(FullGaussian(jnp.zeros(size), jnp.asarray(np.log(scale).astype(float)), _pack(unit)))
+        members.append(FullGaussian(jnp.zeros(size), jnp.asarray(np.log(scale).astype(float)), pack(unit)))
     condition = max(np.linalg.cond(member.astype(float)) ** 2 for member in roots)
     return stack(members), jnp.asarray(weights), root.astype(float), condition
 
@@ -206,7 +206,7 @@ def test_full_agrees_with_ott():
 
 # What holds for every family.
 
-each_family = pytest.mark.parametrize("kind", GLOBAL_FAMILIES)
+each_family = pytest.mark.parametrize("kind", GAUSSIAN_FAMILIES)
 
 
 @each_family
@@ -272,7 +272,7 @@ def test_nothing_nearby_is_closer_to_the_members(kind, seed):
 
 @each_family
 def test_no_latents_are_averaged_too(kind):
-    leaves, structure = jax.tree.flatten(GLOBAL_FAMILIES[kind](jnp.ones(2), 1.0))
+    leaves, structure = jax.tree.flatten(GAUSSIAN_FAMILIES[kind](jnp.ones(2), 1.0))
     empty = structure.unflatten([jnp.zeros((2, 0, *leaf.shape[1:])) for leaf in leaves])
     result = average(empty, jnp.ones(2))
     assert [leaf.shape for leaf in jax.tree.leaves(result.family)] == [(0, *leaf.shape[1:]) for leaf in leaves]
@@ -399,7 +399,7 @@ def test_stopped_early_the_residual_tells():
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
 def test_pack_inverts_unpack(size):
     packed = jnp.arange(1.0, packed_size(size) + 1.0)
-    np.testing.assert_array_equal(jax.jit(lambda entries: _pack(unpack(entries, size)))(packed), packed)
+    np.testing.assert_array_equal(jax.jit(lambda entries: pack(unpack(entries, size)))(packed), packed)
 
 
 class Unknown(AbstractGlobalFamily):

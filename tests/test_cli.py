@@ -6,9 +6,18 @@ from sfvi.cli import app
 
 
 def test_demo_prints_the_table_and_draws_the_picture(tmp_path, float32):
-    result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path), "--rounds", "300", "--draws", "100"])
+    sizes = ["--rounds", "300", "--sites-rounds", "1", "--draws", "100"]
+    result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path), *sizes])
     assert result.exit_code == 0, result.output
-    for expected in ("NUTS, pooled", "SFVI, two silos", "NUTS, north", "NUTS, south", "omega", "beta[smoke:age]"):
+    for expected in (
+        "NUTS, pooled",
+        "SFVI, two silos",
+        "Sites, two silos",
+        "NUTS, north",
+        "NUTS, south",
+        "omega",
+        "beta[smoke:age]",
+    ):
         assert expected in result.output
     assert (tmp_path / "six_cities.png").stat().st_size > 10_000
 

@@ -23,5 +23,5 @@ def test_the_guide(float32, capsys):
     namespace = {}
     run_blocks("docs/guide.md", namespace)
     printed = capsys.readouterr().out
-    for expected in ("<Fit: 4 silos, 2000 rounds, ELBO", "tau", "bias", "effect[p0]"):
+    for expected in ("<Fit: 4 silos, 2000 rounds, bound with 10 draws", "tau", "bias", "effect[p0]"):
         assert expected in printed

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import sfvi
-from sfvi import families, fitting
+from sfvi import families, stages
 from sfvi.data import six_cities, split_units
 from sfvi.engines import batching, loop
 from sfvi.zoo import logistic_mixed_model
@@ -84,7 +84,7 @@ def test_the_main_stage_begins_with_the_local_families_of_the_fast_start():
     algorithm = sfvi.SFVI(fast_start=START, optimizer=optimizer)
     fit = sfvi.fit(linear_model(), SILOS, key=0, num_rounds=1, algorithm=algorithm)
     first = sfvi.SFVIAvg(num_local_steps=10, refit_steps=0, optimizer=optimizer)
-    key = jax.random.fold_in(jax.random.key(0), fitting.STAGE_STREAM)
+    key = jax.random.fold_in(jax.random.key(0), stages.STREAM)
     before = sfvi.fit(linear_model(), SILOS, key=key, num_rounds=3, algorithm=first)
     for name in SILOS:
         for old, new in zip(*(jax.tree.leaves(f.silo(name).free) for f in (before, fit)), strict=True):
@@ -101,7 +101,7 @@ def test_what_the_second_stage_would_refuse_is_refused_before_the_first(tmp_path
     calls, path = [], tmp_path / "run.npz"
 
     def run(checkpoint, num_rounds=5, **options):
-        options = {"fast_start": START} | options
+        options = {"fast_start": START, "optimizer": optax.adam(0.01)} | options
         sfvi.fit(
             linear_model(),
             {"a": linear_data(5), "b": linear_data(5, seed=1)},

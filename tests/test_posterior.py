@@ -141,7 +141,7 @@ def test_the_global_file_holds_nothing_local(fit, tmp_path):
         "family.lower",
         *(f"{t}.{i}" for t in ("theta", "free_theta") for i in (0, 1)),
     }
-    assert set(header) == {"format", "kind", "population", "family", "theta", "network"}
+    assert set(header) == {"format", "kind", "population", "family", "theta", "network", "bound"}
     assert arrays["family.loc"].shape == (3,)
 
 

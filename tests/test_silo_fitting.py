@@ -22,7 +22,8 @@ RATE = 1 / 0.49 + 3 / 0.25
 
 @pytest.fixture(scope="module")
 def fit():
-    algorithm = sfvi.SFVI(optimizer=optax.adam(optax.cosine_decay_schedule(0.05, 3000)))
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, 3000))
+    algorithm = sfvi.SFVI(optimizer=optimizer, bound=sfvi.bounds.elbo())
     return sfvi.fit(linear_model(), {"a": linear_data()}, key=0, num_rounds=3000, algorithm=algorithm)
 
 

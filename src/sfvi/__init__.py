@@ -1,7 +1,7 @@
 """Structured federated variational inference: hierarchical Bayesian models over data that may not be pooled."""
 
-from . import data, families, zoo
-from .algorithms import SFVI, FastStart, SFVIAvg, participation
+from . import bounds, data, families, zoo
+from .algorithms import SFVI, FastStart, FixedNoise, SFVIAvg, Sites, participation
 from .convergence import Check, Convergence, StoppingRule
 from .engines.progress import RunProgress
 from .errors import ArchiveError, DataError, DivergenceError, ModelError, OptionError, SfviError
@@ -20,6 +20,7 @@ __all__ = [
     "DivergenceError",
     "FastStart",
     "Fit",
+    "FixedNoise",
     "GlobalPosterior",
     "ModelError",
     "OptionError",
@@ -27,8 +28,10 @@ __all__ = [
     "SFVIAvg",
     "SfviError",
     "SiloPosterior",
+    "Sites",
     "StoppingRule",
     "StructuredModel",
+    "bounds",
     "data",
     "families",
     "fit",

@@ -1,4 +1,4 @@
-"""Knowing a computation again: a hash of what a function computes, whatever it is called."""
+"""What a function computes, read off its operations: a hash to know it again, and what its results start from."""
 
 import hashlib
 import re
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
 
 
 def fingerprint(function: Callable, *args: Any) -> str:
@@ -20,6 +21,13 @@ def fingerprint(function: Callable, *args: Any) -> str:
         if not jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):
             digest.update(np.asarray(constant).tobytes())
     return digest.hexdigest()
+
+
+def dependence(function: Callable, *args: Any) -> list[list[bool]]:
+    """For each result of a function that returns a list of arrays, which leaves of its arguments it starts from."""
+    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    number = len(jaxpr.outvars)
+    return [dce_jaxpr(jaxpr, [index == position for index in range(number)])[1] for position in range(number)]
 
 
 def _constants(closed):

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ._types import GlobalVec, Scalar
 from .errors import OptionError
 from .families import AbstractGlobalFamily, FullGaussian, LowRankGaussian, MeanFieldGaussian
-from .families.triangular import packed_size, unpack
+from .families.triangular import pack, unpack
 
 Family = TypeVar("Family", bound=AbstractGlobalFamily)
 Weights: TypeAlias = Float[Array, " silos"]
@@ -97,7 +97,7 @@ def _full(stacked: FullGaussian, weights: Weights, *, max_iterations: Count = MA
 
         triangle = jnp.linalg.qr(solution.root.T, mode="r").T
         diagonal = jnp.diagonal(triangle)  # of either sign, as the columns of a root are
-        lower = _pack(triangle * jnp.sign(diagonal)[None, :] / jnp.abs(diagonal)[:, None])
+        lower = pack(triangle * jnp.sign(diagonal)[None, :] / jnp.abs(diagonal)[:, None])
         return _report(FullGaussian(w @ members.loc, jnp.log(jnp.abs(diagonal)), lower), stacked, solution)
 
 
@@ -275,14 +275,6 @@ def _prepare(stacked: Family, weights: Weights) -> tuple[Family, Weights]:
 
 def _mean_log_scale(weights: Weights, log_scale: Float[Array, "silos n_global"]) -> GlobalVec:
     return jnp.log(weights @ jnp.exp(log_scale))
-
-
-def _pack(triangle: Float[Array, "n n"]) -> Float[Array, " m"]:
-    """Invert `triangular.unpack`, which reads a stored entry at two places, one of them above the diagonal."""
-    inner = triangle.shape[0] - 1
-    size = packed_size(inner + 1)
-    flat = jnp.tril(triangle[1:, :-1]).reshape(-1)
-    return jnp.flip(flat)[:size].at[inner:].add(flat[: size - inner])
 
 
 def _report(average: Family, stacked: Family, solution: _Solution | None = None) -> Barycenter:

@@ -1,40 +1,40 @@
 """The front door: `sfvi.fit`."""
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
+from . import stages
 from ._random import as_key
 from ._types import Key
-from .algorithms import SFVI, AlgorithmOptions, FederatedAlgorithm
+from .algorithms import SFVI, AlgorithmOptions
 from .convergence import StoppingRule
 from .engines import batching, in_process, loop
 from .engines.checkpoint import Checkpoint
 from .engines.diagnosis import find_culprit
 from .engines.progress import RunProgress
 from .errors import DataError, DivergenceError, OptionError
-from .families import StructuredLocal
 from .model import StructuredModel
 from .network_identity import network_identity
 from .posterior import GlobalPosterior, SiloPosterior
-from .results import Fit
+from .results import Fit, path_frame
 from .run_checks import (
-    check_batched_inputs,
+    check_centred_sites,
+    check_fixed_noise,
     check_ids,
     check_networks,
-    check_participation,
     check_support,
     check_weights,
     fingerprint,
+    settle_bound,
 )
-
-STAGE_STREAM = 2  # keys 0 and 1 are those of the server and the silos, see `loop.keys`
+from .stages import Stage
 
 
 def fit(
@@ -42,11 +42,12 @@ def fit(
     silos: Mapping[str, Any],
     *,
     key: Key | int,
-    num_rounds: int = 10_000,
+    num_rounds: int | None = None,
     algorithm: AlgorithmOptions | None = None,
     until_converged: bool | StoppingRule = False,
     unit_ids: Mapping[str, Any] | None = None,
     num_units: Mapping[str, float] | None = None,
+    start: Fit | None = None,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: float = 30.0,
     callback: Callable[[RunProgress], None] | None = None,
@@ -58,13 +59,17 @@ def fit(
         model: The model.
         silos: Data by silo name, each as the silo program expects them.
         key: Of all randomness; the same key gives the same result, bit for bit.
-        num_rounds: Rounds, or their upper limit with `until_converged`; those of a fast start come on top.
-        algorithm: `SFVI(...)`, the default, or `SFVIAvg(...)`.
+        num_rounds: Rounds, or their upper limit with `until_converged`; those of a fast start come on top. By default
+            10,000 of SFVI (100 if `fixed_noise` climbs by L-BFGS), 100 of SFVIAvg, 40 of Sites.
+        algorithm: `SFVI(...)`, the default, `SFVIAvg(...)` or `Sites(...)`.
         until_converged: True, or a `StoppingRule`, to stop when the result no longer moves.
         unit_ids: For each silo the ids of its units (see `StructuredModel.silo_data`).
         num_units: For each silo the number of its exchangeable units (see `StructuredModel.silo_data`).
-        checkpoint: A file; if it exists the run continues from it, to the same digits. A fast start keeps its own
-            beside it, with `.start0` added to the name.
+        start: An earlier fit of the same model to begin from, whatever algorithm made it. Silos with the same units as
+            there go on from their latents' posteriors too.
+        checkpoint: A file; if it exists the run continues from it, to the same digits; with a larger `num_rounds` too
+            if an optimizer is given, or `until_converged`: otherwise the step size would fall in another way. A fast
+            start keeps its own beside it, with `.start0` added to the name.
         checkpoint_every: Seconds between saves.
         callback: Receives a `RunProgress` several times a second.
         progress: Show a progress bar; by default only on a terminal.
@@ -78,9 +83,10 @@ def fit(
     _check_silos(silos, unit_ids=unit_ids, num_units=num_units)
     _check_options(num_rounds, checkpoint, checkpoint_every, callback)
     run_key = as_key(key)
-    algorithm = SFVI() if algorithm is None else algorithm
-    if isinstance(algorithm, type) or not isinstance(algorithm, AlgorithmOptions):
-        raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...) or sfvi.SFVIAvg(...).")
+    options = SFVI() if algorithm is None else algorithm
+    if isinstance(options, type) or not isinstance(options, AlgorithmOptions):
+        raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...), sfvi.SFVIAvg(...) or sfvi.Sites(...).")
+    num_rounds = options.usual_rounds if num_rounds is None else num_rounds
     data = {
         name: model.silo_data(
             name, silos[name], unit_ids=(unit_ids or {}).get(name), num_units=(num_units or {}).get(name)
@@ -88,104 +94,51 @@ def fit(
         for name in sorted(silos)
     }
     check_ids(data)
+    check_centred_sites(model, data)
     theta = model.initial_theta(run_key, data)
-    rule = _stopping_rule(until_converged, algorithm.bind(model).steps_per_round)
-    check_networks(algorithm, data)
-    planned = _plan(model, data, theta, algorithm, run_key, num_rounds)
+    options = settle_bound(options, theta, data)
+    rule = _stopping_rule(until_converged, options.bind(model).steps_per_round)
+    check_networks(options, data)
+    check_fixed_noise(options, model, data)
+    planned = stages.plan(model, data, theta, options, run_key, num_rounds, ends=rule is None)
     check_support(theta, data, planned[0].batches)
+    parameters = stages.warm(start, planned[0], theta, data)
     saved: list[Checkpoint | None] = [None] * len(planned)
     if checkpoint is not None:
-        print_ = fingerprint(model, data, run_key, algorithm)
-        saved = _checkpoints(checkpoint, print_, checkpoint_every, planned)
-    done: list[_Stage] = []
+        falls = rule is None and options.planned(num_rounds) is not options
+        print_ = fingerprint(model, data, run_key, options, num_rounds if falls else None)
+        saved = stages.checkpoints(checkpoint, print_, checkpoint_every, planned)
+    done: list[Stage] = []
     for stage, file in zip(planned, saved, strict=True):
-        last = stage is planned[-1]
         outcome = in_process.run(
             stage.loop,
             stage.key,
-            _start(stage, theta, done[-1] if done else None),
+            stage.start(theta, parameters),
             stage.num_rounds,
-            rule=rule if last else None,
+            rule=rule if stage.is_main else None,
             checkpoint=file,
             callback=callback,
             progress=progress,
         )
-        done.append(_finish(stage, outcome))
+        done.append(stage.finish(outcome))
         if outcome.failed_round is not None:
             _raise_divergence(done[-1], data, _result(model, data, done))
+        parameters = next((part for part in done if part.is_main), done[-1]).handed_on()
     return _say(_result(model, data, done), done)
 
 
-class _Stage(NamedTuple):
-    """One algorithm's part of a run; families and outcome come after it."""
-
-    bound: FederatedAlgorithm
-    batches: list[batching.Batch]
-    loop: loop.Loop
-    key: Key
-    num_rounds: int
-    families: dict[str, StructuredLocal]
-    outcome: in_process.Outcome | None
-
-
-def _plan(model, data, theta, algorithm, key, num_rounds) -> list[_Stage]:
-    """Prepare and check all stages before the first begins."""
-    stages = algorithm.stages()
-    planned = []
-    for position, (options, rounds) in enumerate(stages):
-        last = position == len(stages) - 1
-        stage_key = key if last else jax.random.fold_in(key, STAGE_STREAM + position)
-        bound = options.bind(model)
-        batches = batching.plan(model, data, theta, merge=bound.additive)
-        check_batched_inputs(options, data, batches)
-        rounds = num_rounds if rounds is None else rounds
-        check_participation(options.participation, loop.keys(stage_key)[0], list(data), rounds)
-        compiled = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})
-        planned.append(_Stage(bound, batches, compiled, stage_key, rounds, {}, None))
-    return planned
-
-
-def _checkpoints(path, print_, every, planned) -> list[Checkpoint | None]:
-    """The file of each stage, each checked; that of a fast start lies beside the one that the user named."""
-    names = [f"{os.fspath(path)}.start{position}" for position in range(len(planned) - 1)] + [path]
-    files = [Checkpoint(name, print_, every=every) for name in names]
-    for file, stage in zip(files, planned, strict=True):
-        file.check(stage.num_rounds)
-    return list(files)
-
-
-def _start(stage, theta, before) -> loop.State:
-    """The state before a stage's first round: where the stage before ended."""
-    if before is None:
-        return stage.loop.init(stage.key, theta)
-    families = tuple(batching.batch_family(batch, before.families) for batch in stage.batches)
-    return stage.loop.adopt(stage.key, before.outcome.state.server.shared, families)
-
-
-def _finish(stage, outcome) -> _Stage:
-    """Take each silo's local family; after a failure as it is, without a refit."""
-    rounds = stage.loop
-    if outcome.failed_round is not None:
-        elbo = stage.bound.elbo
-        plain = stage.bound._replace(elbo=elbo._replace(options=dataclasses.replace(elbo.options, refit_steps=0)))
-        rounds = dataclasses.replace(rounds, algorithm=plain)
-    families = {}
-    for batch, family in zip(stage.batches, rounds.finish(stage.key, outcome.state), strict=True):
-        families |= batching.local_families(batch, family)
-    return stage._replace(families=families, outcome=outcome)
-
-
 def _result(model, data, done) -> Fit:
-    stage = done[-1]
+    stage = next((part for part in done if part.is_main), done[-1])
+    way, after = done[: done.index(stage) + 1], done[done.index(stage) + 1 :]
     shared, elbo = stage.outcome.state.server.shared, stage.bound.elbo
     theta = model.constrain_theta(shared.theta, data)
     chosen = elbo.options.local_family
-    posterior = GlobalPosterior(model, shared, theta, chosen, network_identity(chosen, data))
+    posterior = GlobalPosterior(model, shared, theta, chosen, elbo.bound, network_identity(chosen, data))
     silos = {
         name: SiloPosterior(name, posterior, elbo.local(shared, stage.families[name], silo), silo)
         for name, silo in data.items()
     }
-    traces = [part.outcome.history.trace for part in done]
+    traces = [part.outcome.history.trace for part in way]
     lengths = [len(trace["elbo"]) for trace in traces]
     names = sorted(set().union(*traces))
     trace = {
@@ -193,10 +146,60 @@ def _result(model, data, done) -> Fit:
         for name in names
     }
     present = None
-    if any(part.bound.elbo.options.participation.partial for part in done):
-        present = np.concatenate([_present(part, n) for part, n in zip(done, lengths, strict=True)])
-    seconds = sum(part.outcome.seconds for part in done)
-    return Fit(posterior, silos, trace, present, stage.outcome.convergence, seconds)
+    if any(part.bound.elbo.options.participation.partial for part in way):
+        present = np.concatenate([_present(part, n) for part, n in zip(way, lengths, strict=True)])
+    return Fit(
+        posterior,
+        silos,
+        trace,
+        path=_path(model, way, lengths),
+        communication=_communication(done),
+        noise_error=_noise_error(model, stage, after) if after else None,
+        present=present,
+        convergence=stage.outcome.convergence,
+        seconds=sum(part.outcome.seconds for part in done),
+    )
+
+
+def _path(model, done, lengths):
+    """Where all stages were on their way, rounds counted through."""
+    histories = [part.outcome.history for part in done]
+    before = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    rounds = np.concatenate([h.snapshots + n for h, n in zip(histories, before, strict=True)])
+    values = np.concatenate([np.concatenate([h.means, h.sds], axis=1) for h in histories])
+    return path_frame(model, rounds.astype(int), values)
+
+
+def _communication(done):
+    """Rounds, and bytes of the two messages between the server and one silo."""
+    rows = [
+        [
+            type(part.bound).__name__.removeprefix("Bound"),
+            len(part.outcome.history.elbo),
+            *part.loop.message_sizes(loop.keys(part.key), part.outcome.state),
+        ]
+        for part in done
+    ]
+    return pd.DataFrame(rows, columns=["algorithm", "rounds", "bytes to a silo", "bytes from a silo"])
+
+
+def _noise_error(model, main, replicates):
+    """How much a maximum owes to its draws, from others with half as many.
+
+    With S draws the bias is about b / S, so maxima with S / 2 are off by twice as much: their mean distance from the
+    one with S is its own bias. Their variance is twice its own.
+    """
+    mean, sd = (np.asarray(part) for part in main.outcome.state.server.shared.family.marginals())
+    others = [part.outcome.state.server.shared.family.marginals() for part in replicates]
+    means = np.array([(np.asarray(m) - mean) / sd for m, _ in others])
+    sds = np.array([np.log(np.asarray(s) / sd) for _, s in others])
+    columns = {"bias of mean, in sds": means.mean(0), "bias of log sd": sds.mean(0)}
+    if len(others) > 1:
+        columns |= {
+            "noise of mean, in sds": means.std(0, ddof=1) / np.sqrt(2),
+            "noise of log sd": sds.std(0, ddof=1) / np.sqrt(2),
+        }
+    return pd.DataFrame(columns, index=model.population.layout.labels())
 
 
 def _present(stage, num_rounds):
@@ -266,7 +269,9 @@ def _check_silos(silos, **by_silo):
 
 
 def _check_options(num_rounds, checkpoint, checkpoint_every, callback):
-    if isinstance(num_rounds, bool) or not isinstance(num_rounds, int | np.integer) or num_rounds < 1:
+    if num_rounds is not None and (
+        isinstance(num_rounds, bool) or not isinstance(num_rounds, int | np.integer) or num_rounds < 1
+    ):
         raise OptionError(f"num_rounds is {num_rounds!r}; give a whole number of at least 1.")
     if not isinstance(checkpoint, str | os.PathLike | None):
         raise OptionError(f"checkpoint is {checkpoint!r}; give the path of a file.")

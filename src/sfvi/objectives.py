@@ -2,7 +2,8 @@ r"""The terms of the ELBO, $\mathrm{E}_q[\mathcal{L}_0 + \sum_j \mathcal{L}_j]$,
 
 Both estimators are one reverse pass through these functions. "stl" (sticking the landing, Roeder et al. 2017)
 stops the gradient at the parameters inside every $\log q$, $\mu_G$ in $C(z_G - \mu_G)$ included, but never at
-$z_G$ or $z_L$ themselves; "reparameterization" stops nothing. Values are the same.
+$z_G$ or $z_L$ themselves; a learned centring (`model/centring.py`) is a parameter of $q$ there. "reparameterization"
+stops nothing. Values are the same.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PyTree
 
-from ._types import Indices, Scalar, Theta
+from ._types import GlobalVec, Indices, Scalar, Theta
 from .errors import OptionError
 from .families import AbstractGlobalFamily, Local, StructuredLocal
 from .model import PopulationProgram, SiloData
@@ -46,9 +47,27 @@ def server_term(
         noise: $\epsilon_G$.
         estimator: Which gradient this function has.
     """
+    return factor_term(lambda z: population.log_prob(z, shared.theta), shared.family, noise, estimator=estimator)
+
+
+def factor_term(
+    log_factor: Callable[[GlobalVec], Scalar],
+    family: AbstractGlobalFamily,
+    noise: Float[Array, " n_noise"],
+    *,
+    estimator: Estimator,
+) -> Scalar:
+    r"""Evaluate $\log t(z_G) - \log q(z_G; \eta_G)$ at $z_G = f_G(\epsilon_G)$.
+
+    Args:
+        log_factor: $\log t$: the prior, or what stands for other silos.
+        family: $q(z_G; \eta_G)$.
+        noise: $\epsilon_G$.
+        estimator: Which gradient this function has.
+    """
     frozen = freezer(estimator)
-    z_global = shared.family.sample(noise)
-    return population.log_prob(z_global, shared.theta) - frozen(shared.family).log_prob(z_global)
+    z_global = family.sample(noise)
+    return log_factor(z_global) - frozen(family).log_prob(z_global)
 
 
 def silo_term(
@@ -75,21 +94,23 @@ def silo_term(
     frozen = freezer(estimator)
     center = shared.family.center
     z_global = shared.family.sample(noise)
-    z_local = local.sample(local_noise, z_global, center)
+    z_local, theta = local.sample(local_noise, z_global, center), shared.theta
+    if estimator == "stl":
+        z_local, theta = data.program.hand_over_centring(z_global, z_local, theta, data, indices)
     log_q = frozen(local).log_prob(z_local, z_global, frozen(center))
-    log_p = data.program.log_prob(z_global, z_local, shared.theta, data, indices)
+    log_p = data.program.log_prob(z_global, z_local, theta, data, indices)
     return log_p - data.sum_units(log_q)
 
 
 def freezer(estimator: str) -> Callable[[Tree], Tree]:
     r"""What the estimator does to the parameters inside $\log q$."""
     if estimator == "stl":
-        return _stop_gradient
+        return stop_gradient
     if estimator == "reparameterization":
         return lambda tree: tree
     raise OptionError(f"estimator is {estimator!r}; choose 'stl' or 'reparameterization'.")
 
 
-def _stop_gradient(tree):
+def stop_gradient(tree):
     """Arrays only: an inference network holds functions too."""
     return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)

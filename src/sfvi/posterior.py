@@ -1,11 +1,11 @@
 """What a fit returns: distributions to draw from, by site name, in the model's own space."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +13,12 @@ import pandas as pd
 from jaxtyping import Array
 
 from . import archive, families
+from ._compile import on_one_thread
 from ._random import as_key
 from ._types import Key, Theta
 from .algorithms import SFVI, Elbo
+from .bounds import Bound
+from .enhanced import resample
 from .errors import ArchiveError
 from .families import (
     AbstractGlobalFamily,
@@ -26,6 +29,7 @@ from .families import (
     Local,
     LowRankGaussian,
     MeanFieldGaussian,
+    NormalizingFlow,
     StructuredLocal,
 )
 from .model import SiloData, StructuredModel
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 GLOBAL_FAMILIES = {f.__name__: f for f in (FullGaussian, LowRankGaussian, MeanFieldGaussian)}
 GLOBAL_KIND, SILO_KIND = "global posterior", "silo posterior"
+DRAWS_AT_A_TIME = 50  # of a silo's latents; the rest waits, so that memory does not grow with their number
 QUANTILES = (0.025, 0.5, 0.975)
 Draws = dict[str, Array]
 
@@ -49,6 +54,7 @@ class GlobalPosterior:
         shared: $\eta_G$, $\theta$ and $\phi$ in unconstrained space.
         theta: $\theta$ in the model's own space.
         local_family: The family of the silos' latents that was fitted.
+        bound: What was maximized.
         network: What its inference network computes, see `network_identity`; None if it has none.
     """
 
@@ -58,12 +64,14 @@ class GlobalPosterior:
         shared: Shared,
         theta: Theta,
         local_family: Callable,
+        bound: Bound,
         network: dict[str, Any] | None = None,
     ):
         self.model = model
         self.shared = shared
         self.theta = theta
         self.local_family = local_family
+        self.bound = bound
         self.network = network
 
     @property
@@ -130,7 +138,10 @@ class GlobalPosterior:
             "family": type(self.family).__name__,
             "theta": paths,
             "network": None if self.shared.network is None else self.network or {},
+            "bound": list(self.bound),
         }
+        if isinstance(self.family, NormalizingFlow):
+            header["flow"] = dataclasses.asdict(self.family.settings)
         return arrays, header
 
     @classmethod
@@ -140,12 +151,11 @@ class GlobalPosterior:
                 f"{str(path)!r} was made with another population program, precision or version of jax or numpyro; load "
                 "it with what made it."
             )
-        fields = {name[len("family.") :]: a for name, a in arrays.items() if name.startswith("family.")}
-        family = GLOBAL_FAMILIES[header["family"]](**{n: jnp.asarray(a) for n, a in fields.items()})
+        family = _read_family(arrays, header, path)
         free, theta = (_unflatten_theta(arrays, header["theta"], prefix=p) for p in ("free_theta", "theta"))
         network = _read_network(arrays, header["network"], local_family, path)
-        shared = Shared(family, free, network)
-        return cls(model, shared, theta, local_family or families.block(), header["network"])
+        shared, bound = Shared(family, free, network), Bound(*header["bound"])
+        return cls(model, shared, theta, local_family or families.block(), bound, header["network"])
 
 
 class SiloPosterior:
@@ -183,23 +193,20 @@ class SiloPosterior:
         global_key, local_key = jax.random.split(as_key(key))
         shared, dtype = self.shared, self.shared.family.center.dtype
         noise = jax.random.normal(global_key, (num_samples, shared.family.noise_size), dtype)
-        leaves, tree = jax.tree.flatten(self._zeros())
-        keys = jax.random.split(local_key, len(leaves))
-        local_noise = tree.unflatten(
-            [jax.random.normal(k, (num_samples, *leaf.shape), dtype) for k, leaf in zip(keys, leaves, strict=True)]
-        )
+        num_draws = shared.bound.draws_of_units
+        keys = jax.random.split(local_key, num_samples)
 
-        @eqx.filter_jit
-        def draw(family, theta, local, data, noise, local_noise):
-            def one(noise, local_noise):
-                z_global = family.sample(noise)
-                z_local = local.sample(local_noise, z_global, family.center)
-                drawn = data.program.population.outputs(z_global, theta)
-                return drawn | data.program.outputs(z_global, z_local, theta, data)
+        @on_one_thread
+        def draw(shared, local, data, noise, keys):
+            def one(inputs):
+                noise, key = inputs
+                z_global, z_local = _draw(key, shared, local, data, noise, num_draws)
+                drawn = data.program.population.outputs(z_global, shared.theta)
+                return drawn | data.program.outputs(z_global, z_local, shared.theta, data)
 
-            return jax.vmap(one)(noise, local_noise)
+            return jax.lax.map(one, (noise, keys), batch_size=DRAWS_AT_A_TIME)
 
-        return draw(shared.family, shared.shared.theta, self.family, self.data, noise, local_noise)
+        return draw(shared.shared, self.family, self.data, noise, keys)
 
     def summary(
         self, *, num_samples: int = 2000, quantiles: Sequence[float] = QUANTILES, key: Key | int = 0
@@ -274,6 +281,24 @@ class SiloPosterior:
         model = self.shared.model
         known = model.population.dims(self.shared.shared.theta) | self._own_dims()
         return _name_dims(draws, known, model.dims)
+
+
+def _draw(key, shared, local, data, noise, num_draws):
+    """One draw of all latents; with the locally enhanced bound, chosen among K of each unit."""
+    own_key, units_key, choice_key = jax.random.split(key, 3)
+    layout, dtype = data.program.layout, shared.family.center.dtype
+    own = jax.random.normal(own_key, (layout.own.size, 1), dtype) if layout.own.size else None
+    units = {
+        group.plate.name: jax.random.normal(
+            jax.random.fold_in(units_key, position), (num_draws, group.block, group.plate.size), dtype
+        )
+        for position, group in enumerate(layout.groups)
+    }
+    if num_draws > 1 and units:
+        return resample(choice_key, data, shared, local, noise, Local(own, units))
+    z_global = shared.family.sample(noise)
+    first = Local(own, {plate: values[0] for plate, values in units.items()})
+    return z_global, local.sample(first, z_global, shared.family.center)
 
 
 def _read_network(arrays, identity, local_family, path):
@@ -357,6 +382,15 @@ def _unflatten_theta(arrays, paths, *, prefix):
             branch = branch.setdefault(entry, {})
         branch[path[-1]] = jnp.asarray(arrays[f"{prefix}.{position}"])
     return theta
+
+
+def _read_family(arrays, header, path):
+    """A Gaussian is its arrays; a flow is built again from its settings and filled."""
+    if "flow" in header:
+        start = jnp.zeros(arrays["family.loc"].shape)
+        return archive.unflatten(families.flow(**header["flow"])(start, 1.0), arrays, prefix="family", path=path)
+    fields = {name[len("family.") :]: jnp.asarray(a) for name, a in arrays.items() if name.startswith("family.")}
+    return GLOBAL_FAMILIES[header["family"]](**fields)
 
 
 def _flatten_local(family):

@@ -26,6 +26,9 @@ class Fit:
     Attributes:
         posterior: The global posterior.
         trace: For every round the ELBO estimate, and what else the algorithm reports.
+        path: Where the global posterior was on the way: means and sds of the unconstrained global latents, by round.
+        communication: What was exchanged: by algorithm the rounds, and bytes to and from a silo in one of them.
+        noise_error: With `FixedNoise(replicates=...)`, how much the global posterior owes to its draws; not on file.
         convergence: Evidence of the stopping rule, or None if none was asked for.
         seconds: Time spent in rounds, compilation left out; None for a loaded fit.
     """
@@ -35,21 +38,31 @@ class Fit:
         posterior: GlobalPosterior,
         silos: Mapping[str, SiloPosterior],
         trace: Mapping[str, np.ndarray],
-        present: np.ndarray | None,
-        convergence: Convergence | None,
-        seconds: float | None,
+        *,
+        path: pd.DataFrame,
+        communication: pd.DataFrame,
+        noise_error: pd.DataFrame | None = None,
+        present: np.ndarray | None = None,
+        convergence: Convergence | None = None,
+        seconds: float | None = None,
         fitted: list[str] | None = None,
     ):
         self.posterior = posterior
         self._silos = dict(silos)
         self._fitted = list(silos) if fitted is None else list(fitted)
         self.trace = dict(trace)
+        self.path = path
+        self.communication = communication
+        self.noise_error = noise_error
         self._present = present
         self.convergence = convergence
         self.seconds = seconds
 
     def __repr__(self) -> str:
-        level = f", ELBO {self.elbo[-min(100, max(1, len(self.elbo) // 10)) :].mean():,.2f}" if len(self.elbo) else ""
+        recent = self.elbo[-min(100, max(1, len(self.elbo) // 10)) :]
+        draws = self.posterior.bound.num_draws
+        name = "ELBO" if draws == 1 else f"bound with {draws} draws"
+        level = f", {name} {recent.mean():,.2f}" if len(self.elbo) else ""
         verdict = "" if self.convergence is None else f"; {self.convergence.verdict}"
         return f"<Fit: {len(self._silos)} silos, {len(self.elbo)} rounds{level}{verdict}>"
 
@@ -92,8 +105,14 @@ class Fit:
         if self.convergence is not None:
             checks = [check._asdict() for check in self.convergence.checks]
             evidence = {**self.convergence._asdict(), "checks": checks}
-        header = {"kind": FIT_KIND, "silos": self._fitted, "convergence": evidence}
+        header = {
+            "kind": FIT_KIND,
+            "silos": self._fitted,
+            "convergence": evidence,
+            "communication": self.communication.to_dict("split"),
+        }
         arrays = {f"trace.{name}": values for name, values in self.trace.items()}
+        arrays |= {"path.rounds": self.path.index.to_numpy(), "path.values": self.path.to_numpy()}
         if self._present is not None:
             arrays["present"] = self._present
         archive.write(folder / "fit.npz", arrays, header)
@@ -113,6 +132,13 @@ def _remove_stale(folder, names):
             continue  # not a file of ours
         if _file_name(header["silo"]) == path.name:
             path.unlink()
+
+
+def path_frame(model: StructuredModel, rounds: np.ndarray, values: np.ndarray) -> pd.DataFrame:
+    """Means and sds of the global latents after some rounds, as a table."""
+    labels = model.population.layout.labels()
+    columns = pd.MultiIndex.from_product([["mean", "sd"], labels])
+    return pd.DataFrame(values, pd.Index(rounds, name="round"), columns)
 
 
 def _file_name(silo):
@@ -155,4 +181,15 @@ def load(
         checks = tuple(Check(**check) for check in evidence["checks"])
         evidence = Convergence(**{**evidence, "checks": checks})
     trace = {name.removeprefix("trace."): values for name, values in arrays.items() if name.startswith("trace.")}
-    return Fit(posterior, loaded, trace, arrays.get("present"), evidence, None, fitted=header["silos"])
+    path = path_frame(model, arrays["path.rounds"], arrays["path.values"])
+    communication = pd.DataFrame(**header["communication"])
+    return Fit(
+        posterior,
+        loaded,
+        trace,
+        path=path,
+        communication=communication,
+        present=arrays.get("present"),
+        convergence=evidence,
+        fitted=header["silos"],
+    )

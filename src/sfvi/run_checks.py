@@ -3,17 +3,22 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._types import Theta
 from .algorithms.local_params import check_network, network_inputs
 from .algorithms.participation import Everyone, Sampled
+from .bounds import elbo, locally_enhanced
 from .engines.batching import unit_counts
-from .errors import DataError, OptionError
-from .families import Amortized
+from .errors import DataError, ModelError, OptionError
+from .families import Amortized, NormalizingFlow
+from .model import SiloData, StructuredModel
 from .network_identity import inputs_identity, network_identity
 
 TRIED_ROUNDS = 100  # a rule of participation is tried on so many rounds before the first
@@ -166,6 +171,88 @@ def check_batched_inputs(options, data, batches):
                     )
 
 
+def check_centred_sites(model: StructuredModel, data: Mapping[str, SiloData]) -> None:
+    """Every site that `centring` names must be a local latent of some silo."""
+    if isinstance(model.centring, str):
+        return
+    layouts = [silo.program.layout for silo in data.values()]
+    known = {site.name for layout in layouts for site in layout.own.sites}
+    known |= {site.name for layout in layouts for group in layout.groups for site in group.sites}
+    for site in model.centring:
+        if site not in known:
+            found = ", ".join(map(repr, sorted(known))) or "none"
+            raise ModelError(f"centring names {site!r}, which is no local latent of any silo; there are {found}.")
+
+
+def settle_bound(options: Any, theta: Theta, data: Mapping[str, SiloData]) -> Any:
+    """The options with a bound that these silos allow: the user's, or the best one."""
+    asked = options.bound
+    if asked is not None and asked.num_draws == 1:
+        return options
+    programs = {silo.program: (name, silo) for name, silo in data.items()}
+    if asked is not None and asked.over == "everything":
+        for program, (name, _) in programs.items():
+            if program.layout.subsampled:
+                raise OptionError(
+                    f"Silo {name!r} subsamples plate {program.layout.subsampled[0].name!r}: minibatches bias the "
+                    "importance-weighted bound; drop subsample_size, or use bounds.locally_enhanced()."
+                )
+            if program.learned:
+                raise OptionError(
+                    f"Silo {name!r} learns {program.learned[0]!r}, which the importance-weighted bound cannot; give "
+                    "centring a number, or use bounds.locally_enhanced()."
+                )
+        return options
+    if asked is None:
+        served = isinstance(options.local_family, Amortized)
+        good = not served and any(program.layout.groups for program in programs)
+        good = good and _tangled(theta, data) is None
+        return dataclasses.replace(options, bound=locally_enhanced() if good else elbo())
+    name = _tangled(theta, data)
+    if name is not None:
+        plates = " or ".join(repr(group.plate.name) for group in data[name].program.layout.groups)
+        raise ModelError(
+            f"The program of silo {name!r} does not separate by the members of plate {plates}: something depends "
+            "on the latents of several units, or there are minibatches of something else than units; let each "
+            "observation depend on one unit, inside its plate if there are minibatches, or use bound=bounds.elbo()."
+        )
+    return options
+
+
+def check_fixed_noise(options: Any, model: StructuredModel, data: Mapping[str, SiloData]) -> None:
+    """Refuse what a fixed set of draws cannot carry: minibatches, families that bend around them, too few of them."""
+    fixed = getattr(options, "fixed_noise", None)
+    if fixed is None:
+        return
+    for name, silo in data.items():
+        if silo.program.layout.subsampled:
+            raise OptionError(
+                f"fixed_noise: silo {name!r} subsamples plate {silo.program.layout.subsampled[0].name!r}, so that "
+                "rounds differ; drop subsample_size or fixed_noise."
+            )
+    size = model.population.layout.size
+    family = None if options.global_family is None else options.global_family(jnp.zeros(size), 1.0)
+    if isinstance(family, NormalizingFlow):
+        raise OptionError("fixed_noise: a flow would bend around the draws; choose a Gaussian global_family.")
+    least = (2 * size + 2) * (2 if fixed.replicates else 1)  # replicates have half of them
+    if fixed.num_samples < least:
+        raise OptionError(
+            f"FixedNoise: num_samples is {fixed.num_samples}, too few for {size} global latents: the posterior would "
+            f"fit the draws; give at least {least}."
+        )
+
+
+def _tangled(theta, data):
+    """The first silo whose units do not separate, or None: owners are each silo's, the rest is its program's."""
+    tried = set()
+    for name, silo in data.items():
+        known = silo.program in tried
+        if not (silo.attributed if known else silo.program.separates(theta, silo)):
+            return name
+        tried.add(silo.program)
+    return None
+
+
 def check_ids(data):
     """No unit, and no silo, may stand twice under the same words: their noise would be the same."""
     claims: dict[str, list] = {}
@@ -189,8 +276,8 @@ def check_ids(data):
             )
 
 
-def fingerprint(model, data, key, algorithm):
-    """What a run is: model, silos, data, key and options, each hashed."""
+def fingerprint(model, data, key, algorithm, num_rounds=None):
+    """What a run is: model, silos, data, key and options, each hashed; and its rounds, if steps depend on them."""
     programs = {silo.program: silo for silo in data.values()}
     prints = sorted(program.fingerprint(silo) for program, silo in programs.items())
     contents = hashlib.sha256("".join(silo.fingerprint() for silo in data.values()).encode())
@@ -208,6 +295,7 @@ def fingerprint(model, data, key, algorithm):
         "inference network": _describe_network(algorithm.local_family, programs),
         "assignment of unit_ids": ids.hexdigest(),
         "number of units": ",".join(str(float(silo.num_units)) for silo in data.values()),
+        "num_rounds (the default step size falls with it)": str(num_rounds),
     }
 
 
@@ -226,7 +314,7 @@ def _describe_options(algorithm):
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         parts = value if isinstance(value, tuple) else [value]
-        if dataclasses.is_dataclass(value) and field.name == "fast_start":
+        if field.name in ("fast_start", "fixed_noise") and dataclasses.is_dataclass(value):
             plain[field.name] = _describe_options(value)
         elif all(part is None or isinstance(part, int | float | str) for part in parts):
             plain[field.name] = (type(value).__name__, *parts)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import optax
 
+from ._compile import on_one_thread
 from ._random import as_key
 from ._types import Key
 from .algorithms import SFVI, Elbo, refit
@@ -14,7 +14,7 @@ from .engines import batching
 from .engines.loop import keys
 from .errors import ModelError, OptionError
 from .posterior import GlobalPosterior, SiloPosterior
-from .run_checks import check_network_of, check_support
+from .run_checks import check_network_of, check_support, settle_bound
 
 
 def fit_silo(
@@ -61,7 +61,9 @@ def fit_silo(
     if unknown:
         raise ModelError(f"The program of silo {name!r} has the parameter {unknown[0]!r}, which was not fitted.")
     check_support(shared.theta, {name: silo}, batching.plan(model, {name: silo}, shared.theta, merge=False))
-    options = SFVI(local_family=posterior.local_family, num_samples=num_samples)
+    options = SFVI(local_family=posterior.local_family, num_samples=num_samples, bound=posterior.bound)
+    if posterior.bound.draws_of_units > 1:
+        settle_bound(options, shared.theta, {name: silo})
     check_network_of(options, name, silo)
     elbo = Elbo(options, model)
     free = elbo.start_local(silo)
@@ -72,7 +74,7 @@ def fit_silo(
     if start is not None:
         free = _continue(start, free, posterior, name)
 
-    @eqx.filter_jit
+    @on_one_thread
     def run(key, shared, free, silo):
         return refit(elbo, key, shared, free, silo, num_steps=num_steps, optimizer=optimizer)
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import sfvi
-from sfvi import families
+from sfvi import bounds, families
 from sfvi.algorithms import local_params
 from sfvi.algorithms.refit import STREAM, falling_step_size, refit
 
@@ -50,14 +50,15 @@ def assert_exact(silo, data):
 @pytest.mark.parametrize("batch", [None, 10])
 def test_a_new_silo_is_exact_with_minibatches_too(batch):
     model = means_model(batch)
-    fit = sfvi.fit(model, {"a": means_data(100)}, key=0, num_rounds=500)
+    algorithm = sfvi.SFVI(bound=bounds.elbo())
+    fit = sfvi.fit(model, {"a": means_data(100)}, key=0, num_rounds=500, algorithm=algorithm)
     new = means_data(95, seed=1)
     assert_exact(sfvi.fit_silo(fit.posterior, "new", new, key=0, num_steps=1500), new)
 
 
 def test_the_refit_after_averaging_is_exact_with_minibatches():
     silos = {"a": means_data(100), "b": means_data(80, seed=1)}
-    algorithm = sfvi.SFVIAvg(num_local_steps=100, refit_steps=1500)
+    algorithm = sfvi.SFVIAvg(num_local_steps=100, refit_steps=1500, bound=bounds.elbo())
     fit = sfvi.fit(means_model(10), silos, key=0, num_rounds=5, algorithm=algorithm)
     for name, data in silos.items():
         assert_exact(fit.silo(name), data)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import sfvi
-from sfvi import _optim, families
+from sfvi import _optim, bounds, families
 from sfvi.algorithms import local_params, sfvi_avg
 from sfvi.algorithms.noise import global_noise, local_noise
 from sfvi.data import six_cities, split_units
@@ -147,7 +147,7 @@ def test_width_of_the_local_posterior_does_not_depend_on_the_scale():
             key=0,
             num_rounds=15,
             num_units={"a": 12, "b": others},
-            algorithm=sfvi.SFVIAvg(num_local_steps=100, refit_steps=0, optimizer=optax.adam(0.02)),
+            algorithm=sfvi.SFVIAvg(num_local_steps=100, refit_steps=0, optimizer=optax.adam(0.02), bound=bounds.elbo()),
         )
         found = np.exp(fit.silo("a").family.units["units"].log_scale)
         np.testing.assert_allclose(found, exact, rtol=0.05)
@@ -165,8 +165,10 @@ def literal_objective(elbo, shared, rows, draw, data, scale):
 
 
 def six_cities_avg(num_rounds, **options):
+    """With the paper's bound and family."""
     silos, _ = split_units(six_cities(), [300, 237], seed=1)
-    algorithm = sfvi.SFVIAvg(num_local_steps=300, **options)
+    paper = {"bound": bounds.elbo(), "local_family": families.block(coupling="mean")}
+    algorithm = sfvi.SFVIAvg(num_local_steps=300, **paper, **options)
     return sfvi.fit(logistic_mixed_model(), silos, key=0, num_rounds=num_rounds, algorithm=algorithm)
 
 

@@ -89,12 +89,14 @@ def test_single_precision_runs_everywhere(float32):
 class TestCheckpoint:
     def test_a_longer_run_continues_to_the_same_digits(self, tmp_path):
         file = tmp_path / "run.npz"
-        sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=40, checkpoint=file)
-        continued = sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=100, checkpoint=file)
-        exactly_equal(continued, sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=100))
+        run = {"key": 0, "algorithm": sfvi.SFVI(optimizer=optax.adam(0.01))}
+        sfvi.fit(gamma_model(), SILOS, num_rounds=40, checkpoint=file, **run)
+        continued = sfvi.fit(gamma_model(), SILOS, num_rounds=100, checkpoint=file, **run)
+        exactly_equal(continued, sfvi.fit(gamma_model(), SILOS, num_rounds=100, **run))
 
     def test_fewer_rounds_than_were_done_are_refused(self, tmp_path):
-        run = {"silos": SILOS, "key": 0, "checkpoint": tmp_path / "run.npz"}
+        algorithm = sfvi.SFVI(optimizer=optax.adam(0.01))
+        run = {"silos": SILOS, "key": 0, "checkpoint": tmp_path / "run.npz", "algorithm": algorithm}
         sfvi.fit(gamma_model(), num_rounds=12, **run)
         with pytest.raises(sfvi.OptionError, match=r"num_rounds is 5, but the checkpoint .* has 12 rounds"):
             sfvi.fit(gamma_model(), num_rounds=5, **run)
@@ -106,11 +108,25 @@ class TestCheckpoint:
             if progress.round > 100:
                 raise KeyboardInterrupt
 
+        run = {"key": 0, "checkpoint": file, "algorithm": sfvi.SFVI(optimizer=optax.adam(0.01))}
         with pytest.raises(KeyboardInterrupt):
-            sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=100_000, checkpoint=file, callback=interrupt)
+            sfvi.fit(gamma_model(), SILOS, num_rounds=100_000, callback=interrupt, **run)
         first = []
-        sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=100_000 // 10, checkpoint=file, callback=first.append)
+        sfvi.fit(gamma_model(), SILOS, num_rounds=100_000 // 10, callback=first.append, **run)
         assert first[0].round > 100
+
+    def test_another_family_to_start_from_is_refused(self):
+        mean_field = sfvi.SFVI(global_family=sfvi.families.mean_field())
+        first = sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=2, algorithm=mean_field)
+        with pytest.raises(sfvi.OptionError, match=r"start has a MeanFieldGaussian .* a FullGaussian"):
+            sfvi.fit(gamma_model(), SILOS, key=0, num_rounds=2, start=first)
+
+    def test_other_steps_are_refused(self, tmp_path):
+        """By default the step size falls to zero in the last round: another number of rounds is another run."""
+        run = {"silos": SILOS, "key": 0, "checkpoint": tmp_path / "run.npz"}
+        sfvi.fit(gamma_model(), num_rounds=5, **run)
+        with pytest.raises(sfvi.ArchiveError, match=r"another num_rounds \(the default step size falls with it\)"):
+            sfvi.fit(gamma_model(), num_rounds=12, **run)
 
     @pytest.mark.filterwarnings("ignore:No check was made")
     def test_the_stopping_rule_resumes_with_its_evidence(self, tmp_path):

@@ -115,7 +115,7 @@ def test_padding_stays_finite_while_the_real_units_move_away():
             silos,
             key=0,
             num_rounds=1000,
-            algorithm=sfvi.SFVI(init_scale=0.01, optimizer=optax.adam(0.02)),
+            algorithm=sfvi.SFVI(init_scale=0.01, optimizer=optax.adam(0.02), bound=sfvi.bounds.elbo()),
         )
     assert np.all(np.isfinite(fit.elbo))
 

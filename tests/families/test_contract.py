@@ -1,4 +1,4 @@
-"""One contract for every family: `sample` and `log_prob` describe the same Gaussian, the one on paper."""
+"""One contract for every Gaussian family: `sample` and `log_prob` describe the same Gaussian, the one on paper."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from sfvi import families
 from sfvi.families import Local, StructuredLocal
 from sfvi.families.triangular import multiply, packed_size, solve, unpack
 
-from ..helpers import GLOBAL_FAMILIES, LOCAL_FAMILIES, perturb
+from ..helpers import GAUSSIAN_FAMILIES, GLOBAL_FAMILIES, LOCAL_FAMILIES, perturb
 
 SIZES = [1, 2, 5, 12]
 
@@ -38,7 +38,7 @@ def test_registry_is_what_is_exported():
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", GLOBAL_FAMILIES)
+@pytest.mark.parametrize("name", GAUSSIAN_FAMILIES)
 def test_global_density_is_that_of_the_sampled_gaussian(name, size):
     family = make_global(name, size)
     mean, factor = affine(family.sample, family.noise_size)
@@ -47,7 +47,7 @@ def test_global_density_is_that_of_the_sampled_gaussian(name, size):
     np.testing.assert_allclose(family.log_prob(jnp.asarray(z)), expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", GLOBAL_FAMILIES)
+@pytest.mark.parametrize("name", GAUSSIAN_FAMILIES)
 def test_global_marginals(name):
     family = make_global(name, 5)
     mean, factor = affine(family.sample, family.noise_size)

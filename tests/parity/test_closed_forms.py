@@ -9,6 +9,7 @@ import pytest
 from numpyro.distributions import constraints
 
 import sfvi
+from sfvi import bounds
 
 from ..helpers import linear_data, linear_model, linear_posterior
 
@@ -23,7 +24,8 @@ def decaying(rounds=ROUNDS, start=0.03):
 def linear_fit():
     data = linear_data()
     silos, ids = sfvi.data.split_units(data, {"a": 7, "b": 4, "c": 1}, seed=0)
-    fit = sfvi.fit(linear_model(), silos, key=1, num_rounds=ROUNDS, algorithm=sfvi.SFVI(optimizer=decaying()))
+    algorithm = sfvi.SFVI(optimizer=decaying(), bound=bounds.elbo())
+    fit = sfvi.fit(linear_model(), silos, key=1, num_rounds=ROUNDS, algorithm=algorithm)
     return fit, ids, linear_posterior(data)
 
 

@@ -3,8 +3,21 @@
 from . import participation
 from .base import AlgorithmOptions, FederatedAlgorithm
 from .elbo import Elbo
+from .fixed_noise import FixedNoise
 from .refit import refit
 from .sfvi import SFVI, FastStart
 from .sfvi_avg import SFVIAvg
+from .sites import Sites
 
-__all__ = ["SFVI", "AlgorithmOptions", "Elbo", "FastStart", "FederatedAlgorithm", "SFVIAvg", "participation", "refit"]
+__all__ = [
+    "SFVI",
+    "AlgorithmOptions",
+    "Elbo",
+    "FastStart",
+    "FederatedAlgorithm",
+    "FixedNoise",
+    "SFVIAvg",
+    "Sites",
+    "participation",
+    "refit",
+]

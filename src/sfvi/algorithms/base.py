@@ -93,6 +93,15 @@ class FederatedAlgorithm(Protocol):
 class AlgorithmOptions(Protocol):
     """What a user chooses; `bind` makes the algorithm for a model."""
 
+    @property
+    def usual_rounds(self) -> int:
+        """Rounds that mostly suffice, for users who give none."""
+        ...
+
+    def planned(self, num_rounds: int) -> "AlgorithmOptions":
+        """The options for a run of so many rounds and no fewer."""
+        ...
+
     def stages(self) -> list[tuple[Any, int | None]]:
         """Options of the algorithms to run one after the other, each with its rounds; None for what the user gives."""
         ...

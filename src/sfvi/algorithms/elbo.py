@@ -1,5 +1,6 @@
 """The ELBO of a model under a user's options: what all algorithms start from, draw and differentiate."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -9,12 +10,14 @@ from jaxtyping import Array, Float, Int
 
 from .. import families
 from .._types import GlobalVec, Indices, Key, Scalar, Theta
+from ..bounds import Bound
+from ..enhanced import enhanced_silo_term
 from ..errors import OptionError
 from ..families import AbstractGlobalFamily, Amortized, Local, StructuredLocal
 from ..model import SiloData, StructuredModel
-from ..objectives import Shared, server_term, silo_term
+from ..objectives import Shared, factor_term, server_term, silo_term
 from . import local_params
-from .noise import global_noise, local_noise
+from .noise import global_noise, local_noise, matched, matched_local
 from .options import AbstractVariationalOptions
 
 MAX_FULL = 200  # global dimensions up to which the default family has full covariance
@@ -29,7 +32,7 @@ class Draw(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """One draw of everything a silo's program needs."""
+    """One draw of everything a silo's program needs; of local latents K, on the first axis."""
 
     z_global: GlobalVec
     z_local: Local
@@ -38,10 +41,22 @@ class Latents(NamedTuple):
 
 
 class Elbo(NamedTuple):
-    """The two terms as functions of the parameters, for one model and one set of options."""
+    """The two terms as functions of the parameters, for one model and one set of options.
+
+    Attributes:
+        options: What the user chose.
+        model: The model.
+        matched: Whether draws are brought to mean zero and variance one exactly, see `noise.matched`.
+    """
 
     options: AbstractVariationalOptions
     model: StructuredModel
+    matched: bool = False
+
+    @property
+    def bound(self) -> Bound:
+        """What is maximized; the ELBO if the user left the choice open."""
+        return self.options.bound or Bound()
 
     def start_shared(self, key: Key, theta: Theta) -> Shared:
         r"""The initial $\eta_G$, $\theta$ and $\phi$."""
@@ -66,11 +81,19 @@ class Elbo(NamedTuple):
     def draw(self, key: Key, step: Int[Array, ""], data: SiloData, noise: Float[Array, "samples n_noise"]) -> Draw:
         """Draw units and local noise, as functions of (key, step, unit), to go with the noise of $z_G$."""
         indices = data.draw(jax.random.fold_in(key, step))
-        return Draw(indices, noise, local_noise(key, step, data, indices, noise.shape[0], noise.dtype))
+        samples, draws = noise.shape[0], self.bound.draws_of_units
+        own_noise = local_noise(key, step, data, indices, samples * draws, noise.dtype)
+        if self.matched:
+            own_noise = matched_local(own_noise, noise)
+        if draws > 1:
+            apart = jax.tree.map(lambda leaf: leaf.reshape(samples, draws, *leaf.shape[1:]), own_noise)
+            own_noise = Local(None if apart.silo is None else apart.silo[:, 0], apart.units)
+        return Draw(indices, noise, own_noise)
 
     def global_noise(self, key: Key, shared: Shared, num_samples: int) -> Float[Array, "samples n_noise"]:
         r"""Draw $\epsilon_G$."""
-        return global_noise(key, num_samples, shared.family.noise_size, shared.family.center.dtype)
+        noise = global_noise(key, num_samples, shared.family.noise_size, shared.family.center.dtype)
+        return matched(noise) if self.matched else noise
 
     def silo(self, shared: Shared, rows: StructuredLocal, draw: Draw, data: SiloData) -> Scalar:
         r"""Estimate $\mathcal{L}_j$; `rows` are the free parameters of the drawn units."""
@@ -78,7 +101,10 @@ class Elbo(NamedTuple):
 
         def term(noise, own_noise):
             local = local_params.complete(self.options, rows, shared.network, inputs)
-            return silo_term(data, shared, local, noise, own_noise, draw.indices, estimator=self.options.estimator)
+            args = (data, shared, local, noise, own_noise, draw.indices)
+            if self.bound.draws_of_units == 1 or not data.program.layout.groups:
+                return silo_term(*args, estimator=self.options.estimator)
+            return enhanced_silo_term(*args, estimator=self.options.estimator, chunk=self.bound.chunk)
 
         return _mean(term, draw.noise, draw.local_noise)
 
@@ -87,6 +113,19 @@ class Elbo(NamedTuple):
 
         def term(noise):
             return server_term(self.model.population, shared, noise, estimator=self.options.estimator)
+
+        return _mean(term, noise)
+
+    def factor(
+        self,
+        log_factor: Callable[[GlobalVec], Scalar],
+        family: AbstractGlobalFamily,
+        noise: Float[Array, "samples n_noise"],
+    ) -> Scalar:
+        r"""Estimate $\mathrm{E}_q[\log t(z_G) - \log q(z_G)]$ for a factor $t$."""
+
+        def term(noise):
+            return factor_term(log_factor, family, noise, estimator=self.options.estimator)
 
         return _mean(term, noise)
 
@@ -101,8 +140,13 @@ class Elbo(NamedTuple):
         rows = local_params.select(free, draw.indices)
         inputs = local_params.network_inputs(self.options, data, draw.indices)
         local = local_params.complete(self.options, rows, shared.network, inputs)
-        first = jax.tree.map(lambda leaf: leaf[0], draw.local_noise)
-        z_local = local.sample(first, z_global, shared.family.center)
+        first, draws = jax.tree.map(lambda leaf: leaf[0], draw.local_noise), self.bound.draws_of_units
+        units = first.units if draws > 1 else {plate: leaf[None] for plate, leaf in first.units.items()}
+
+        def sample(units):
+            return local.sample(Local(first.silo, units), z_global, shared.family.center)
+
+        z_local = jax.vmap(sample, axis_size=draws)(units)
         return Latents(z_global, z_local, shared.theta, draw.indices)
 
 

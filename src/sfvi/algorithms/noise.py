@@ -64,6 +64,33 @@ def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indice
     return _materialized(round, draw_all)
 
 
+def matched(noise: Float[Array, "samples size"]) -> Float[Array, "samples size"]:
+    r"""Shift and turn draws of $\epsilon_G$ so that their mean is zero and, if they are enough, their covariance I.
+
+    Averages of quadratics are then exact: what noise is left in an optimum comes from what is not Gaussian.
+    """
+    samples, size = noise.shape
+    centered = noise - jnp.mean(noise, axis=0)
+    if samples < 2 * size + 2:
+        return centered / jnp.sqrt(jnp.mean(centered**2, axis=0))
+    root = jnp.linalg.cholesky(centered.T @ centered / samples)
+    return jax.scipy.linalg.solve_triangular(root, centered.T, lower=True).T
+
+
+def matched_local(noise: Local, of_globals: Float[Array, "samples size"]) -> Local:
+    r"""The same for each number of $\epsilon_L$, and no correlation with $\epsilon_G$ that is not there."""
+    samples, size = of_globals.shape
+
+    def match(leaf):
+        draws = leaf.reshape(samples, -1, *leaf.shape[1:])
+        draws = draws - jnp.mean(draws, axis=(0, 1))
+        if samples >= 2 * size + 2:
+            draws = draws - jnp.tensordot(of_globals, jnp.tensordot(of_globals, draws, [[0], [0]]) / samples, 1)
+        return (draws / jnp.sqrt(jnp.mean(draws**2, axis=(0, 1)))).reshape(leaf.shape)
+
+    return jax.tree.map(match, noise)
+
+
 def _materialized(round, make):
     """Keep the noise in memory.
 

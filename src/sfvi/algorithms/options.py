@@ -2,23 +2,42 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import optax
 from numpyro.infer import init_to_feasible
 
 from .. import _optim, families
+from ..bounds import Bound
 from ..errors import OptionError, first_line
 from ..families import AbstractGlobalFamily
 from ..objectives import Estimator, freezer
 from .participation import Everyone, Participation
 
-CHOOSERS = (families.full, families.mean_field, families.low_rank, families.block, families.amortized)
+CHOOSERS = (
+    families.full,
+    families.mean_field,
+    families.low_rank,
+    families.flow,
+    families.block,
+    families.amortized,
+)
+
+
+STEP_SIZE = 0.03
 
 
 def slow_decay(step):
-    """The default step size, 0.02 / (1 + step / 1000)^0.75: large at first, and no end of the run has to be known."""
+    """The step size of runs whose end is not known, 0.02 / (1 + step / 1000)^0.75: large at first."""
     return 0.02 * (1.0 + step / 1000.0) ** -0.75
+
+
+def falling_to_zero(num_steps: int) -> optax.Schedule:
+    """The step size of runs whose end is known: half a cosine, so that nothing is left of the noise of single steps."""
+    return optax.cosine_decay_schedule(STEP_SIZE, num_steps)
+
+
+DEFAULT_OPTIMIZER = optax.adam(slow_decay)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,13 +45,16 @@ class AbstractVariationalOptions:
     r"""What a user chooses about families, estimators and optimizers.
 
     Args:
-        optimizer: Optax optimizer of $\eta_G$, $\theta$ and $\phi$; by default Adam, step size `slow_decay`. It sees
-            them as one tree, `Shared`.
+        optimizer: Optax optimizer of $\eta_G$, $\theta$ and $\phi$, which it sees as one tree. By default Adam; in SFVI
+            its step size falls to zero in the last round if that is known, else it is `slow_decay`.
         local_optimizer: Optimizer of $\eta_L$ in the silos; the same as `optimizer` if None. In a minibatched
             plate every unit has its own state, so a schedule there counts the unit's own updates.
-        global_family: $q(z_G)$: `families.mean_field()`, `full()` or `low_rank()`. By default full up to 200
-            dimensions and mean field beyond.
+        global_family: $q(z_G)$: `families.mean_field()`, `full()`, `low_rank()` or `flow()`. By default full up to
+            200 dimensions and mean field beyond.
         local_family: $q(z_L \mid z_G)$: `families.block(...)` or `families.amortized(...)`.
+        bound: `bounds.elbo()`, `locally_enhanced(num_draws=10)` or, for SFVI, `importance_weighted(num_draws=10)`. By
+            default `sfvi.fit` chooses the second if units have free latents and depend on their own only, and else
+            the ELBO.
         num_samples: Monte Carlo samples per step.
         estimator: "stl" (default) or "reparameterization".
         init_loc_fn: NumPyro strategy for the initial mean of the global latents.
@@ -42,10 +64,11 @@ class AbstractVariationalOptions:
         refit_steps: Steps of each unit in the local refit after the last round, see `refit`; 0 for none.
     """
 
-    optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(slow_decay))
+    optimizer: optax.GradientTransformation | None = None
     local_optimizer: optax.GradientTransformation | None = None
     global_family: Callable[..., AbstractGlobalFamily] | None = None
     local_family: Callable[..., Any] = dataclasses.field(default_factory=families.block)
+    bound: Bound | None = None
     num_samples: int = 1
     estimator: Estimator = "stl"
     init_loc_fn: Callable = init_to_feasible
@@ -56,11 +79,13 @@ class AbstractVariationalOptions:
     def __post_init__(self):
         freezer(self.estimator)
         for name in ("optimizer", "local_optimizer"):
-            check_optimizer(name, getattr(self, name), optional=name == "local_optimizer")
+            check_optimizer(name, getattr(self, name), optional=True)
         for name, example in (("global_family", "full"), ("local_family", "block")):
             chosen = getattr(self, name)
             if chosen in CHOOSERS or not (callable(chosen) or (chosen is None and name == "global_family")):
                 raise OptionError(f"{name} is {chosen!r}; give what families.{example}() returns, or another family.")
+        if not isinstance(self.bound, Bound | None):
+            raise OptionError(f"bound is {self.bound!r}; give bounds.elbo() or bounds.locally_enhanced(...).")
         check_whole("num_samples", self.num_samples, at_least=1)
         check_whole("refit_steps", self.refit_steps, at_least=0)
         if not isinstance(self.init_scale, int | float) or not 0 < self.init_scale < float("inf"):
@@ -73,10 +98,26 @@ class AbstractVariationalOptions:
                 "rule(...) returns."
             )
 
+    def planned(self, num_rounds: int) -> Self:
+        """The options for a run of so many rounds and no fewer."""
+        del num_rounds
+        return self
+
+    @property
+    def shared_optimizer(self) -> optax.GradientTransformation:
+        r"""The optimizer of what is shared."""
+        return self.optimizer or DEFAULT_OPTIMIZER
+
     @property
     def own_optimizer(self) -> optax.GradientTransformation:
         r"""The optimizer of $\eta_L$."""
-        return self.local_optimizer or self.optimizer
+        return self.local_optimizer or self.shared_optimizer
+
+
+def refuse_importance_weighted(algorithm: str, bound: Bound | None) -> None:
+    """Refuse the bound that couples all silos."""
+    if bound is not None and bound.over == "everything":
+        raise OptionError(f"{algorithm}: bounds.importance_weighted() needs SFVI; use bounds.locally_enhanced().")
 
 
 def check_whole(name: str, value: Any, *, at_least: int) -> None:

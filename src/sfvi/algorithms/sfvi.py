@@ -1,7 +1,7 @@
 """SFVI: Algorithm 1 of the paper, completed by the server's own term."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,16 @@ from jaxtyping import Array, Float, Int
 
 from .. import _optim
 from .._types import Key, Scalar, Theta
+from ..bounds import elbo
 from ..errors import OptionError
 from ..families import StructuredLocal
 from ..model import SiloData, StructuredModel
 from ..objectives import Shared
 from . import local_params
 from .elbo import Elbo, Latents
-from .options import AbstractVariationalOptions, check_whole
+from .fixed_noise import BoundFixedNoise, FixedNoise
+from .importance import BoundImportanceSFVI
+from .options import AbstractVariationalOptions, check_whole, falling_to_zero
 from .participation import Participants
 from .refit import refit
 from .sfvi_avg import SFVIAvg, Weights
@@ -93,28 +96,75 @@ class SFVI(AbstractVariationalOptions):
     Args:
         optimizer: See `algorithms.options.AbstractVariationalOptions` for this and all options not listed here.
         fast_start: Begin with a few rounds of SFVI-Avg, under the same options.
+        fixed_noise: Use the same draws in every round: the bound becomes a function, which is maximized.
     """
 
     fast_start: FastStart | None = None
+    fixed_noise: FixedNoise | None = None
 
     def __post_init__(self):
         AbstractVariationalOptions.__post_init__(self)
         if not isinstance(self.fast_start, FastStart | None):
             raise OptionError(f"fast_start is {self.fast_start!r}; give FastStart(rounds=5, num_local_steps=100).")
+        if not isinstance(self.fixed_noise, FixedNoise | None):
+            raise OptionError(f"fixed_noise is {self.fixed_noise!r}; give FixedNoise(num_samples=64).")
+        if self.fixed_noise is not None:
+            self._check_fixed_noise(self.fixed_noise)
+        if self.participation.partial and self.bound is not None and self.bound.over == "everything":
+            raise OptionError(
+                "The importance-weighted bound needs the terms of all silos in every round; leave participation out, "
+                "or use bounds.locally_enhanced()."
+            )
+
+    def _check_fixed_noise(self, fixed):
+        for name, given, usual in (("num_samples", self.num_samples, 1), ("optimizer", self.optimizer, None)):
+            if given != usual and (name == "num_samples" or fixed.quasi_newton):
+                hint = "give FixedNoise its own num_samples" if name == "num_samples" else "FixedNoise climbs by L-BFGS"
+                raise OptionError(f"fixed_noise: {name} has no use beside it ({hint}); leave it out.")
+        if self.participation.partial:
+            raise OptionError("fixed_noise needs all silos in every round; leave participation out.")
+        if self.bound is not None and self.bound.over == "everything":
+            raise OptionError("fixed_noise: use bounds.elbo() or bounds.locally_enhanced().")
+
+    @property
+    def usual_rounds(self) -> int:
+        """Rounds that mostly suffice."""
+        return 100 if self.fixed_noise is not None and self.fixed_noise.quasi_newton else 10_000
+
+    def planned(self, num_rounds: int) -> Self:
+        """The options for a run of so many rounds and no fewer: a step size that falls to zero."""
+        if self.optimizer is not None or (self.fixed_noise is not None and self.fixed_noise.quasi_newton):
+            return self
+        return dataclasses.replace(self, optimizer=optax.adam(falling_to_zero(num_rounds)))
 
     def stages(self) -> list[tuple[AbstractVariationalOptions, int | None]]:
         """The algorithms to run one after the other, each with its rounds; None for those that the user gives."""
+        fixed = self.fixed_noise
+        if fixed is not None and fixed.replicates:
+            half = dataclasses.replace(fixed, replicates=0, num_samples=max(2, fixed.num_samples // 2))
+            once = dataclasses.replace(self, fixed_noise=dataclasses.replace(fixed, replicates=0))
+            again = dataclasses.replace(once, fast_start=None, fixed_noise=half)
+            return [*once.stages(), *[(again, fixed.replicate_rounds)] * fixed.replicates]
         if self.fast_start is None:
             return [(self, None)]
         common = {field.name: getattr(self, field.name) for field in dataclasses.fields(AbstractVariationalOptions)}
         start = self.fast_start
         common["refit_steps"] = 0
+        if self.bound is not None and self.bound.over == "everything":
+            common["bound"] = elbo()
         first = SFVIAvg(num_local_steps=start.num_local_steps, weights=start.weights, **common)
         return [(first, start.rounds), (dataclasses.replace(self, fast_start=None), None)]
 
-    def bind(self, model: StructuredModel) -> "BoundSFVI":
+    def bind(self, model: StructuredModel) -> "BoundSFVI | BoundImportanceSFVI | BoundFixedNoise":
         """Make the functions of the protocol for a model."""
-        return BoundSFVI(Elbo(self, model))
+        if self.bound is not None and self.bound.over == "everything":
+            return BoundImportanceSFVI(Elbo(self, model))
+        if self.fixed_noise is None:
+            return BoundSFVI(Elbo(self, model))
+        fixed = self.fixed_noise
+        plain = dataclasses.replace(self, fixed_noise=None, estimator="reparameterization")
+        elbo = Elbo(dataclasses.replace(plain, num_samples=fixed.num_samples), model, matched=True)
+        return BoundFixedNoise(elbo, fixed.local_iterations) if fixed.quasi_newton else BoundSFVI(elbo)
 
 
 class BoundSFVI(NamedTuple):
@@ -143,7 +193,9 @@ class BoundSFVI(NamedTuple):
 
     def server_start(self, shared: Shared, num_units: Float[Array, " silos"]) -> ServerState:
         """Start from given parameters."""
-        return ServerState(shared, _optim.init(self.options.optimizer, shared), jnp.zeros((), jnp.int32), num_units)
+        return ServerState(
+            shared, _optim.init(self.options.shared_optimizer, shared), jnp.zeros((), jnp.int32), num_units
+        )
 
     def silo_init(self, key: Key, broadcast: Broadcast, data: SiloData) -> SiloState:
         r"""Start $\eta_{Lj}$ at the same point for every unit."""
@@ -160,8 +212,9 @@ class BoundSFVI(NamedTuple):
         return self.options.participation.draw(key, state.round, state.num_units.shape[0])
 
     def broadcast(self, key: Key, state: ServerState) -> Broadcast:
-        """Send the parameters and the key of the noise."""
-        return Broadcast(state.shared, jax.random.fold_in(key, state.round), state.round)
+        """Send the parameters and the key of the noise; if that is fixed, as in the first round."""
+        number = jnp.zeros_like(state.round) if self.elbo.matched else state.round
+        return Broadcast(state.shared, jax.random.fold_in(key, number), number)
 
     def silo_step(
         self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData
@@ -186,7 +239,7 @@ class BoundSFVI(NamedTuple):
             return mine + jnp.tensordot(participants.weight.astype(theirs.dtype), theirs, 1)
 
         gradient = jax.tree.map(add, own, replies.gradient)
-        shared, opt_state = _optim.ascend(self.options.optimizer, gradient, state.opt_state, state.shared)
+        shared, opt_state = _optim.ascend(self.options.shared_optimizer, gradient, state.opt_state, state.shared)
         return ServerState(shared, opt_state, state.round + 1, state.num_units), ServerInfo(value)
 
     def silo_finish(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> StructuredLocal:

@@ -16,14 +16,13 @@ from ..errors import OptionError
 from ..families import StructuredLocal
 from ..model import SiloData, StructuredModel
 from ..objectives import Shared
-from . import local_params
+from . import ascent, local_params
 from .elbo import Draw, Elbo, Latents
-from .options import AbstractVariationalOptions, check_whole
+from .options import AbstractVariationalOptions, check_whole, refuse_importance_weighted
 from .participation import Participants
 from .refit import refit
 
 Weights = Literal["uniform", "units"]
-STEPS_PER_EVALUATION = 20  # one more draw of the ELBO for as many local steps: about 2% of the work
 MAX_RESIDUAL = 1e-8
 
 
@@ -108,9 +107,15 @@ class SFVIAvg(AbstractVariationalOptions):
 
     def __post_init__(self):
         AbstractVariationalOptions.__post_init__(self)
+        refuse_importance_weighted("SFVIAvg", self.bound)
         check_whole("num_local_steps", self.num_local_steps, at_least=1)
         if self.weights not in get_args(Weights):
             raise OptionError(f"weights is {self.weights!r}; choose 'uniform' or 'units'.")
+
+    @property
+    def usual_rounds(self) -> int:
+        """Rounds that mostly suffice."""
+        return 100
 
     def stages(self) -> list[tuple[AbstractVariationalOptions, int | None]]:
         """Itself only, for as many rounds as the user gives."""
@@ -162,7 +167,7 @@ class BoundSFVIAvg(NamedTuple):
         return SiloState(
             family,
             local_params.init(self.options.own_optimizer, family, data),
-            _optim.init(self.options.optimizer, broadcast.shared),
+            _optim.init(self.options.shared_optimizer, broadcast.shared),
             broadcast.shared.family.center,
         )
 
@@ -179,7 +184,8 @@ class BoundSFVIAvg(NamedTuple):
     ) -> tuple[SiloState, Reply, SiloInfo]:
         r"""Take m steps on $\mathcal{L}_0 + (N / N_j) \mathcal{L}_j$ from the broadcast."""
         start = self._start(state, broadcast)
-        elbo_term = self._evaluate(key, start[0], broadcast, data)
+        draw = ascent.common_draw(self.elbo, key, broadcast, data, self.steps_per_round)
+        elbo_term = ascent.estimate(self.elbo, broadcast.shared, start[0].family, draw, data)
 
         def step(carry, number):
             return self._step(key, carry, number, broadcast, data)[0], None
@@ -192,7 +198,7 @@ class BoundSFVIAvg(NamedTuple):
         self, state: ServerState, broadcast: Broadcast, replies: Reply, participants: Participants
     ) -> tuple[ServerState, ServerInfo]:
         r"""Average: barycenter of the families, means of $\theta$ and $\phi$. If nobody took part all stays."""
-        noise = self.elbo.global_noise(broadcast.key, state.shared, self._num_evaluations)
+        noise = self.elbo.global_noise(broadcast.key, state.shared, ascent.num_evaluations(self.steps_per_round))
         value = self.elbo.server(state.shared, noise)
         weights = participants.weight
         if self.weights == "units":
@@ -217,22 +223,13 @@ class BoundSFVIAvg(NamedTuple):
 
     def latents(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> Latents:
         """The draw of the first local step that is not finite, or else of the last one."""
-        first = broadcast.round * self.steps_per_round
 
-        def going(carry):
-            number, _, finite, _ = carry
-            return finite & (number + 1 < first + self.steps_per_round)
+        def step(carry, number):
+            return self._step(key, carry, number, broadcast, data)
 
-        def advance(carry):
-            number, _, _, current = carry
-            following, value = self._step(key, current, number + 1, broadcast, data)
-            return number + 1, current, jnp.isfinite(value) & _all_finite(following), following
-
-        start = self._start(state, broadcast)
-        following, value = self._step(key, start, first, broadcast, data)
-        carry = (first, start, jnp.isfinite(value) & _all_finite(following), following)
-        number, (silo, shared), _, _ = jax.lax.while_loop(going, advance, carry)
-        return self.elbo.latents(shared, silo.family, self._draw(key, shared, number, data), data)
+        first, start = broadcast.round * self.steps_per_round, self._start(state, broadcast)
+        number, (silo, shared) = ascent.before_break(step, start, first, self.steps_per_round)
+        return self.elbo.latents(shared, silo.family, ascent.own_draw(self.elbo, key, shared, number, data), data)
 
     def remarks(self, trace: dict) -> list[str]:
         """Say so if a barycenter was not found to the promised accuracy."""
@@ -245,29 +242,14 @@ class BoundSFVIAvg(NamedTuple):
             "nearly singular; rescale the model, or use families.mean_field()."
         ]
 
-    @property
-    def _num_evaluations(self):
-        return max(1, self.steps_per_round // STEPS_PER_EVALUATION)
-
     def _start(self, state, broadcast):
         """The silo's state and its copy of what is shared before the first step: $q(z_L | z_G)$ as it was."""
         shift = broadcast.shared.family.center - state.center
         return state._replace(family=state.family.recentered(shift)), broadcast.shared
 
-    def _evaluate(self, key, state, broadcast, data):
-        noise = self.elbo.global_noise(broadcast.key, broadcast.shared, self._num_evaluations)
-        draw = self.elbo.draw(key, broadcast.round * self.steps_per_round, data, noise)
-        return self.elbo.silo(broadcast.shared, local_params.select(state.family, draw.indices), draw, data)
-
-    def _draw(self, key, shared, number, data):
-        """The silo's own noise, of z_G too."""
-        own_key = jax.random.fold_in(jax.random.fold_in(key, data.silo_word), number)
-        noise = self.elbo.global_noise(own_key, shared, self.options.num_samples)
-        return self.elbo.draw(key, number, data, noise)
-
     def _step(self, key, current, number, broadcast, data):
         state, shared = current
-        draw = self._draw(key, shared, number, data)
+        draw = ascent.own_draw(self.elbo, key, shared, number, data)
         scale = (broadcast.total_units / data.num_units).astype(draw.noise.dtype)
 
         def objective(shared, rows):
@@ -275,7 +257,7 @@ class BoundSFVIAvg(NamedTuple):
 
         rows = local_params.select(state.family, draw.indices)
         value, (gradient, local) = jax.value_and_grad(objective, argnums=(0, 1))(shared, rows)
-        shared, shared_state = _optim.ascend(self.options.optimizer, gradient, state.shared_opt_state, shared)
+        shared, shared_state = _optim.ascend(self.options.shared_optimizer, gradient, state.shared_opt_state, shared)
         family, opt_state = local_params.ascend(
             self.options.own_optimizer, state.family, state.opt_state, local, draw.indices
         )
@@ -291,7 +273,3 @@ def scaled_objective(
     own. Were only the log joint scaled, the objective would be unbounded and variance components collapse.
     """
     return elbo.server(shared, draw.noise) + scale * elbo.silo(shared, rows, draw, data)
-
-
-def _all_finite(tree):
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

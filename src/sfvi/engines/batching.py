@@ -8,7 +8,7 @@ Three ways, each giving the digits of the silos one by one up to the order of su
 - alone: whatever fits neither.
 
 Merging and padding assume that the program treats its plate members alike. That is checked, by value and gradient at
-given points, and where it does not hold the next way is taken.
+given points, and where it does not hold the next way is taken. Owners of elements (`model/owners.py`) are found anew.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ import numpy as np
 from .._types import Theta
 from ..errors import ModelError
 from ..families import Local, StructuredLocal
-from ..model import SiloData, StructuredModel
+from ..model import SiloData, StructuredModel, attribute
 from .exactness import same_density, stack
 
 MAX_BUCKETS = 8
@@ -130,7 +130,8 @@ def _by_program(silos):
         layout = silo.program.layout
         blocks = tuple((group.plate.name, group.block) for group in layout.groups)
         plates = tuple(plate.name for plate in layout.plates)
-        key = (id(silo.program.program), silo.program.signature, _ranks(silo), plates, blocks, layout.own.size)
+        shape = (_ranks(silo), plates, blocks, layout.own.size, tuple(sorted(silo.owners)))
+        key = (id(silo.program.program), silo.program.signature, *shape)
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 
@@ -152,6 +153,9 @@ def _merged(model, names, group, theta) -> Batch | None:
         return None
     merged = trial if len(few) == len(group) else _concatenate(model, names, group, axes)
     if merged is None:
+        return None
+    merged = attribute(merged, theta)
+    if merged.owners.keys() != group[0].owners.keys():
         return None
     return Batch(tuple(names), merged, False, tuple(map(unit_counts, group)))
 
@@ -286,7 +290,10 @@ def _padded(model, names, group, theta) -> list[SiloData] | None:
     few = {id(silo) for silo in _representatives(group)}
     pairs = [(silo, pad) for silo, pad in zip(group, padded, strict=True) if id(silo) in few]
     originals, copies = zip(*pairs, strict=True)
-    return padded if same_density(originals, copies, theta) else None
+    if not same_density(originals, copies, theta):
+        return None
+    padded = [attribute(silo, theta) for silo in padded]
+    return padded if all(silo.owners.keys() == group[0].owners.keys() for silo in padded) else None
 
 
 def _try_shapes(model, name, silo, values):

@@ -48,7 +48,11 @@ def find_culprit(
             return population.log_terms(point[0], theta)
 
         def own(point, data=data, theta=theta, indices=indices):
-            return data.program.log_terms(point[0], point[1], theta, data, indices)
+            def terms(draw):
+                return data.program.log_terms(point[0], draw, theta, data, indices)
+
+            size = len(jax.tree.leaves(point[1])[0]) if jax.tree.leaves(point[1]) else 1
+            return jax.tree.map(lambda term: term / size, jax.vmap(terms, axis_size=size)(point[1]))
 
         parts = [(name, own)] if position else [(None, shared), (name, own)]
         for silo, terms_fn in parts:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._compile import on_one_thread
 from .._types import Theta
 from ..families import Local
 from ..model import SiloData
@@ -46,14 +47,14 @@ def _densities(silos, theta):
         for seed in range(POINTS):
             locals_ = [_point(silo, seed) for silo in group]
             z_local, stacked = (stack(trees) for trees in (locals_, group))
-            terms = _evaluate(jax.tree.map(_double, stacked), z_local, _shift(theta, seed), seed)
+            terms = _evaluate(jax.tree.map(_double, stacked), z_local, _shift(theta, seed), jnp.asarray(seed))
             for site, values in terms.items():
                 found = total.setdefault(site, [0.0] * POINTS)
                 found[seed] = found[seed] + np.asarray(values)
     return {site: np.concatenate(values) for site, values in total.items()}
 
 
-@eqx.filter_jit
+@on_one_thread
 def _evaluate(silos, z_locals, theta, seed):
     n_global = silos.program.population.layout.size
     z_global = 0.5 * jnp.sin(1.0 + seed + jnp.arange(n_global))

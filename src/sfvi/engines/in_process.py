@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,7 @@ from .loop import MAX_CHUNK, Loop, State
 from .progress import ProgressBar, RunProgress
 
 SECONDS_PER_CALL = 0.3
+STEPS_PER_LOOK = 250  # steps between two looks at the global marginals
 RUNAWAY = 1000.0  # an ELBO this many times worse than at the start counts as divergence
 RECENT = 20  # rounds whose median ELBO is compared with the start
 
@@ -96,17 +98,28 @@ def run(
 
 class _Driver:
     def __init__(self, loop, key, state, num_rounds, rule, checkpoint):
-        marginals = [np.asarray(m)[None][:0] for m in state.server.shared.family.marginals()]
+        marginals = [np.asarray(m)[None][:0] for m in _marginals(state.server.shared.family)]
         trace = {name: np.zeros(0) for name in loop.trace_names(key, state)}
         history = History(trace, np.zeros(0, np.int64), *marginals)
         if checkpoint is not None:
             state, history = checkpoint.resume(state, history)
         self.loop, self.key, self.state, self.history = loop, key, state, history
+        self.run = loop.run_on_one_thread if loop.calls_lapack(key, state) else loop.run
         self.num_rounds, self.rule, self.checkpoint = num_rounds, rule, checkpoint
+        steps = loop.algorithm.steps_per_round
+        self.look_every = max(1, STEPS_PER_LOOK // steps) if rule is None else rule.check_every
+        self._forget_last_look()
         self.checks: list[Check] = []
         self.failed_round: int | None = None
         self.compiled, self.rate, self.seconds = False, None, 0.0
         self._replay_checks()
+
+    def _forget_last_look(self):
+        """A shorter run looked at its end too, which a longer one would not have done."""
+        looks = self.history.snapshots
+        kept = (looks % self.look_every == 0) | (looks == self.num_rounds)
+        means, sds = self.history.means[kept], self.history.sds[kept]
+        self.history = self.history._replace(snapshots=looks[kept], means=means, sds=sds)
 
     @property
     def round(self):
@@ -124,7 +137,7 @@ class _Driver:
         """Call the compiled loop once and take in what came of it."""
         size = self._call_size()
         begin = time.perf_counter()
-        chunk = self.loop.run(self.key, self.state, jnp.asarray(size))
+        chunk = self.run(self.key, self.state, jnp.asarray(size))
         trace = _rows(chunk.trace, int(chunk.rounds))
         elbo = trace["elbo"]
         spent = time.perf_counter() - begin
@@ -145,17 +158,16 @@ class _Driver:
             if self.rate is None
             else int(self.rate * SECONDS_PER_CALL)
         )
-        size = min(max(size, 1), MAX_CHUNK, self.num_rounds - self.round)
-        if self.rule is not None:
-            size = min(size, self.rule.check_every - self.round % self.rule.check_every)
-        return size
+        return min(
+            max(size, 1), MAX_CHUNK, self.num_rounds - self.round, self.look_every - self.round % self.look_every
+        )
 
     def _accept(self, state, trace):
         self.state = state
         joined = {name: np.concatenate([self.history.trace[name], values]) for name, values in trace.items()}
         self.history = self.history._replace(trace=joined)
-        if self.rule is not None and self.round % self.rule.check_every == 0:
-            mean, sd = (np.asarray(m)[None] for m in state.server.shared.family.marginals())
+        if self.round % self.look_every == 0 or self.round == self.num_rounds:
+            mean, sd = (np.asarray(m)[None] for m in _marginals(state.server.shared.family))
             self.history = self.history._replace(
                 snapshots=np.append(self.history.snapshots, self.round),
                 means=np.concatenate([self.history.means, mean]),
@@ -164,7 +176,7 @@ class _Driver:
             self._check(self.round)
 
     def _check(self, done):
-        if done >= self.rule.min_rounds:
+        if self.rule is not None and done % self.look_every == 0 and done >= self.rule.min_rounds:
             _, *snapshots = self.history
             check = self.rule.check(self.history.elbo[:done], *snapshots)
             self.checks += [] if check is None else [check]
@@ -181,7 +193,7 @@ class _Driver:
         Where silos may be absent, the ELBO of a round depends on who came: as the start counts the lowest of the first
         rounds, and nothing is judged before they are over.
         """
-        if not np.all(np.isfinite(elbo)) or not bool(_all_finite(state)):
+        if not np.all(np.isfinite(elbo)) or not _all_finite(state):
             return True
         known = np.concatenate([self.history.elbo, elbo])
         start, recent = known[0], elbo[-RECENT:]
@@ -199,11 +211,11 @@ class _Driver:
             good, bad = self._halve(good, middle, bad)
         self.failed_round = self.round + good
         if good:
-            chunk = self.loop.run(self.key, self.state, jnp.asarray(good))
+            chunk = self.run(self.key, self.state, jnp.asarray(good))
             self._accept(chunk.state, _rows(chunk.trace, good))
 
     def _halve(self, good, middle, bad):
-        chunk = self.loop.run(self.key, self.state, jnp.asarray(middle))
+        chunk = self.run(self.key, self.state, jnp.asarray(middle))
         elbo = _rows(chunk.trace, middle)["elbo"]
         return (good, middle) if self._broken(elbo, chunk.state) else (middle, bad)
 
@@ -226,7 +238,12 @@ def _rows(trace, size):
     return {name: np.asarray(values[:size], np.float64) for name, values in trace.items()}
 
 
-@jax.jit
 def _all_finite(tree):
+    """On the host: nothing to compile."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
+    return all(np.isfinite(np.asarray(leaf)).all() for leaf in floats)
+
+
+@eqx.filter_jit
+def _marginals(family):
+    return family.marginals()

@@ -1,5 +1,6 @@
 """Rounds of a federated algorithm, fused into one compiled loop."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from .._compile import calls_lapack, on_one_thread
 from .._types import Key, Scalar
 from ..algorithms import FederatedAlgorithm
 from ..algorithms.participation import Participants
@@ -68,7 +70,7 @@ class Loop(eqx.Module):
 
         return State(server, self._map(start, families, self.datas))
 
-    @eqx.filter_jit
+    @on_one_thread
     def finish(self, key: Key, state: State) -> tuple[StructuredLocal, ...]:
         """The local family of every batch under the last broadcast."""
         server_key, silo_key = keys(key)
@@ -79,6 +81,7 @@ class Loop(eqx.Module):
 
         return self._map(end, state.silos, self.datas)
 
+    @eqx.filter_jit  # traced once, though asked for its shapes before it is compiled
     def round(self, server_key: Key, silo_key: Key, state: State) -> tuple[State, dict[str, Scalar]]:
         """Do one round: broadcast, every silo's step, the server's step. Returns the ELBO and the server's Info."""
         broadcast = self.algorithm.broadcast(server_key, state.server)
@@ -99,6 +102,18 @@ class Loop(eqx.Module):
     @eqx.filter_jit
     def run(self, key: Key, state: State, num_rounds: Int[Array, ""]) -> Chunk:
         """Do up to `num_rounds` rounds; stop after one whose ELBO is not finite."""
+        return self._rounds(key, state, num_rounds)
+
+    @on_one_thread
+    def run_on_one_thread(self, key: Key, state: State, num_rounds: Int[Array, ""]) -> Chunk:
+        """The same for rounds that call LAPACK, see `_compile.py`."""
+        return self._rounds(key, state, num_rounds)
+
+    def calls_lapack(self, key: Key, state: State) -> bool:
+        """Whether a round does."""
+        return calls_lapack(lambda state: self.round(*keys(key), state)[1], state)
+
+    def _rounds(self, key, state, num_rounds):
         server_key, silo_key = keys(key)
 
         def going(chunk):
@@ -117,6 +132,20 @@ class Loop(eqx.Module):
     def trace_names(self, key: Key, state: State) -> list[str]:
         """What the trace of a round holds."""
         return list(jax.eval_shape(self.round, *keys(key), state)[1])
+
+    def message_sizes(self, keys: tuple[Key, Key], state: State) -> tuple[int, int]:
+        """Bytes that one silo receives and sends in a round."""
+
+        def both(state):
+            broadcast = self.algorithm.broadcast(keys[0], state.server)
+            silo, data = (
+                jax.tree.map(lambda leaf: leaf[0], tree) if self.stacked[0] else tree
+                for tree in (state.silos[0], self.datas[0])
+            )
+            return broadcast, self.algorithm.silo_step(keys[1], silo, broadcast, data)[1]
+
+        there, back = (sum(_nbytes(leaf) for leaf in jax.tree.leaves(tree)) for tree in jax.eval_shape(both, state))
+        return there, back
 
     def _map(self, function, *trees):
         batches = zip(*trees, self.stacked, strict=True)
@@ -179,6 +208,12 @@ def _sorted(parts, ranks):
     else:
         order = jnp.argsort(ranks)
     return jax.tree.map(lambda leaf: leaf[order], parts)
+
+
+def _nbytes(leaf):
+    """Of an array; a key is two words."""
+    size = 8 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
+    return math.prod(leaf.shape) * size
 
 
 def _like(mask, leaf):

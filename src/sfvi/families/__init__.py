@@ -3,6 +3,7 @@
 from .amortized import Amortized, AmortizedBlock, amortized
 from .base import AbstractGlobalFamily
 from .block import BlockGaussian, block
+from .flow import FlowSettings, NormalizingFlow, flow
 from .gaussian import FullGaussian, MeanFieldGaussian, full, mean_field
 from .low_rank import LowRankGaussian, low_rank
 from .structured import Local, StructuredLocal
@@ -12,13 +13,16 @@ __all__ = [
     "Amortized",
     "AmortizedBlock",
     "BlockGaussian",
+    "FlowSettings",
     "FullGaussian",
     "Local",
     "LowRankGaussian",
     "MeanFieldGaussian",
+    "NormalizingFlow",
     "StructuredLocal",
     "amortized",
     "block",
+    "flow",
     "full",
     "low_rank",
     "mean_field",

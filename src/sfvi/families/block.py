@@ -44,6 +44,11 @@ class BlockGaussian(eqx.Module):
         del parent
         return self
 
+    def conditional(self, deviation: Parent) -> "BlockGaussian":
+        """The block at a given deviation, which it no longer follows."""
+        log_scale = _follow(self.log_scale, self.scale_coupling, deviation)
+        return BlockGaussian(self.mean(deviation), log_scale, self.lower, None, None)
+
     def recentered(self, shift: Parent) -> "BlockGaussian":
         r"""The same distribution, with $d$ measured from a point that lies `shift` further.
 
@@ -85,13 +90,14 @@ def _follow(intercept, slopes, deviation):
 def block(
     *,
     within: Literal["auto", "diagonal", "full"] = "auto",
-    coupling: Literal["mean", "mean_and_scale", "none"] = "mean",
+    coupling: Literal["mean_and_scale", "mean", "none"] = "mean_and_scale",
 ):
     """Choose the local family.
 
     Args:
         within: Covariance inside a unit's block; "auto" is full up to 10 dimensions.
-        coupling: What follows the global latents: the mean (`C`), the log scale too (`D`), or nothing.
+        coupling: What follows the global latents: the mean (`C`) and the log scale (`D`), the mean only (the paper's
+            family), or nothing.
     """
     if within not in ("auto", "diagonal", "full"):
         raise OptionError(f"block: within is {within!r}; choose 'auto', 'diagonal' or 'full'.")

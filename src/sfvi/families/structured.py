@@ -53,6 +53,13 @@ class StructuredLocal(eqx.Module):
         blocks, deviation = self._given(z_local.silo, z_global, center)
         return Local(own, {plate: block.log_prob(z_local.units[plate], deviation) for plate, block in blocks.items()})
 
+    def conditional(
+        self, own: Shaped[Array, "block 1"] | None, z_global: GlobalVec, center: GlobalVec
+    ) -> dict[str, BlockGaussian]:
+        r"""The units' blocks at given $(z_G, z_s)$, which they no longer follow: $\phi_i$, means and scales."""
+        blocks, deviation = self._given(own, z_global, center)
+        return {plate: block.conditional(deviation) for plate, block in blocks.items()}
+
     def recentered(self, shift: GlobalVec) -> "StructuredLocal":
         r"""The same $q(z_{Lj} \mid z_G)$, measured from $\mu_G$ + `shift`; free blocks only."""
         own = None if self.silo is None else self.silo.recentered(shift)

@@ -31,6 +31,14 @@ def unpack(packed: Float[Array, "m *batch"], size: int) -> Float[Array, "n n *ba
     return padded + jnp.eye(size, dtype=packed.dtype).reshape(size, size, *trailing)
 
 
+def pack(triangle: Float[Array, "n n"]) -> Float[Array, " m"]:
+    """Invert `unpack`, which reads a stored entry at two places, one of them above the diagonal."""
+    inner = triangle.shape[0] - 1
+    size = packed_size(inner + 1)
+    flat = jnp.tril(triangle[1:, :-1]).reshape(-1)
+    return jnp.flip(flat)[:size].at[inner:].add(flat[: size - inner])
+
+
 def multiply(matrix: Float[Array, "n n *batch"], vector: Float[Array, "n *batch"]) -> Float[Array, "n *batch"]:
     """Multiply each matrix with its vector."""
     return jnp.einsum("ij...,j...->i...", matrix, vector)

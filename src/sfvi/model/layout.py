@@ -102,6 +102,11 @@ class UnitGroup(NamedTuple):
             start += width
         return values
 
+    def join(self, values: dict[str, Array]) -> Float[Array, "block units"]:
+        """Undo `split`."""
+        rows = [jnp.moveaxis(values[site.name], site.unit_axis(self.plate.name), -1) for site in self.sites]
+        return jnp.concatenate([row.reshape(-1, row.shape[-1]) for row in rows])
+
 
 class LocalLayout(NamedTuple):
     """The local latents of a silo and all plates of its program."""
@@ -118,6 +123,11 @@ class LocalLayout(NamedTuple):
         for group in self.groups:
             values |= group.split(z_local.units[group.plate.name])
         return values
+
+    def join(self, values: dict[str, Array]) -> Local:
+        """Undo `split`."""
+        own = self.own.join(values)[:, None] if self.own.size else None
+        return Local(own, {group.plate.name: group.join(values) for group in self.groups})
 
     @property
     def num_units(self) -> int | None:

@@ -4,12 +4,16 @@ import inspect as python_inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .._types import Key, Theta
 from ..errors import ModelError, OptionError
+from .centring import DEFAULT, check_centring
+from .choosing import choose
 from .intake import array_leaves, check_theta, count_units, describe, identify
 from .layout import FlatLayout, group_units
+from .owners import attribute, loose_sites
 from .programs import PopulationProgram, SiloData, SiloProgram
 from .tracing import Structure, constrained_params, initial_params, inspect
 
@@ -31,6 +35,13 @@ class StructuredModel:
             One program for all silos, or a mapping with one per silo name.
         dims: Names for a site's dimensions beyond its plates, as in ArviZ.
         coords: Labels along those dimensions and along plates.
+        centring: By what local sites with a location and a scale are measured inside $q$ (Normal, StudentT, Laplace,
+            SoftLaplace, Cauchy, Logistic, Gumbel, also expanded or in an event): "as_written"; "non_centred", minus
+            their location and divided by their scale; "learned", something between, which all silos learn together
+            as `fit.theta["<site>_centered"]`, 0 for non-centred and 1 for as written; "auto", that is "learned" for
+            sites whose location or scale depends on a latent or a parameter. For single sites give a mapping from
+            site to one of these or to a number; the others follow the default. Results are always of the site
+            itself. Other sites, and those inside a `scan` or scaled by a handler, stay as written.
 
     Example:
         ```python
@@ -52,12 +63,14 @@ class StructuredModel:
         *,
         dims: Mapping[str, list[str]] | None = None,
         coords: Mapping[str, Any] | None = None,
+        centring: str | Mapping[str, str | float] = DEFAULT,
     ):
         if not callable(population) or not (callable(silo) or isinstance(silo, Mapping)):
             raise ModelError("StructuredModel takes two NumPyro programs (functions), or a mapping of silo programs.")
         _check_no_arguments(population)
         self.dims = dict(dims or {})
         self.coords = dict(coords or {})
+        self.centring = check_centring(centring)
         self._silo = silo
         self._structure = inspect(population, (), what="The population program")
         _check_population(self._structure)
@@ -89,7 +102,8 @@ class StructuredModel:
         function = self._silo_function(name, program)
         bound = self._program(name, function, values, rebuild, signature)[0]
         units = count_units(name, num_units, bound.layout)
-        return SiloData(values, {}, identify(name, unit_ids, bound.layout), units, bound)
+        silo = SiloData(values, {}, identify(name, unit_ids, bound.layout), units, bound)
+        return attribute(silo, self.initial_theta(jax.random.key(0), {name: silo})) if bound.loose else silo
 
     def at_shapes(self, name: str, silo: SiloData, values: dict) -> SiloProgram:
         """The program of a silo at other data shapes: its units padded, or laid beside those of other silos."""
@@ -101,7 +115,7 @@ class StructuredModel:
         theta = initial_params(self.population.program, key, ())
         owner = dict.fromkeys(theta, "the population program")
         for name, silo, args in self._parametrized(silos, theta):
-            for param, value in initial_params(silo.program.program, key, args).items():
+            for param, value in initial_params(silo.program.recentred, key, args).items():
                 known = theta.setdefault(param, value)
                 owner.setdefault(param, f"silo {name!r}")
                 if describe(known) != describe(value):
@@ -116,7 +130,7 @@ class StructuredModel:
         r"""Map $\theta$ from unconstrained space to the model's own."""
         constrained = constrained_params(self.population.program, (), theta)
         for _, silo, args in self._parametrized(silos, theta):
-            constrained |= constrained_params(silo.program.program, args, theta)
+            constrained |= constrained_params(silo.program.recentred, args, theta)
         return constrained
 
     def _parametrized(self, silos, theta):
@@ -150,7 +164,10 @@ class StructuredModel:
         own_frames = [frames for site, frames in structure.frames.items() if site not in self._structure.frames]
         used = set().union(*own_frames)
         layout = group_units(latents, [plate for plate in structure.plates if plate.name in used])
-        return SiloProgram(fn, self.population, layout, rebuild, signature), structure
+        centred = choose(self.centring, both, (values,), structure, latents, what=what)
+        loose = loose_sites(both, (values,), structure, layout, self._structure.frames)
+        program = SiloProgram(fn, self.population, layout, rebuild, signature, centred, loose)
+        return program, structure._replace(params=structure.params + program.learned)
 
     def _silo_function(self, name, program):
         if not isinstance(self._silo, Mapping):

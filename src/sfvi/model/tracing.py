@@ -1,4 +1,4 @@
-"""Running a NumPyro program on given latents; the only module that uses effect handlers."""
+"""Running a NumPyro program on given latents; with `centring.py` the only module that uses effect handlers."""
 
 import re
 import warnings
@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from jaxtyping import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Delta, MaskedDistribution
@@ -18,6 +20,7 @@ from numpyro.handlers import seed, substitute, trace
 from .. import _jaxpr
 from .._types import Indices, Key, Theta
 from ..errors import ModelError, first_line
+from .centring import why_fixed
 from .layout import Frame, Plate, Site
 
 Trace = dict[str, dict[str, Any]]
@@ -32,6 +35,8 @@ class Structure(NamedTuple):
     params: tuple[str, ...]
     factors: tuple[str, ...]
     frames: dict[str, set[str]]  # plates around each sample site
+    names: frozenset[str]  # of everything
+    fixed: dict[str, str]  # latents that cannot be recentred, and why
 
 
 def execute(
@@ -68,6 +73,17 @@ def execute(
     return returned, recorded
 
 
+def gaussian_parameters(fn: Any) -> tuple | None:
+    """Location and scale of a Normal; location, covariance and its root of a MultivariateNormal; None for others."""
+    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    if type(fn) is dist.Normal:
+        return fn.loc, fn.scale
+    if type(fn) is dist.MultivariateNormal:
+        return fn.loc, fn.covariance_matrix, fn.scale_tril
+    return None
+
+
 def log_probs(recorded: Trace, weights: dict[str, Array]) -> dict[str, Array]:
     """Log probability of every sample site, elementwise over its plates.
 
@@ -88,6 +104,55 @@ def log_probs(recorded: Trace, weights: dict[str, Array]) -> dict[str, Array]:
                 term = term * weight.reshape(-1, *(1,) * (-frame.dim - 1))
         terms[name] = term
     return terms
+
+
+def unit_log_probs(
+    recorded: Trace, weights: dict[str, Array], scales: dict[str, float], owners: dict[str, Array]
+) -> tuple[Array, dict[str, Array]]:
+    """Log probability by unit: of all that lies in its plate or is owned by it; and of all else.
+
+    Args:
+        recorded: A trace made by `execute`.
+        weights: For some plates, a factor for each member; those of unit plates are left out.
+        scales: For each unit plate, by what the program scales its minibatch up; this is undone.
+        owners: For some sites outside the unit plates, the unit of each element, see `owners.py`.
+    """
+    others = {plate: weight for plate, weight in weights.items() if plate not in scales}
+    rest, units, owned = jnp.zeros(()), {}, {}
+    for name, term in log_probs(recorded, others).items():
+        frame = next((frame for frame in recorded[name]["cond_indep_stack"] if frame.name in scales), None)
+        if frame is None and name in owners:
+            owned[name] = term
+            continue
+        if frame is None:
+            rest = rest + jnp.sum(term)
+            continue
+        term = jnp.moveaxis(jnp.broadcast_to(term, _batch_shape(recorded[name], term)), frame.dim, -1)
+        summed = jnp.sum(term.reshape(-1, term.shape[-1]), axis=0) / scales[frame.name]
+        units[frame.name] = units.get(frame.name, 0.0) + summed
+    return _hand_out(rest, {plate: units[plate] for plate in scales}, owned, owners)
+
+
+def _hand_out(rest, units, owned, owners):
+    """Add what units own outside their plates; they are numbered through all plates, and after them comes the rest."""
+    if not owned:
+        return rest, units
+    ends = np.cumsum([term.shape[0] for term in units.values()])
+    for name, term in owned.items():
+        sums = jax.ops.segment_sum(jnp.ravel(term), jnp.ravel(owners[name]), int(ends[-1]) + 1)
+        *parts, free = jnp.split(sums, ends)
+        rest = rest + free[0]
+        units = {plate: total + part for (plate, total), part in zip(units.items(), parts, strict=True)}
+    return rest, units
+
+
+def _batch_shape(site, term):
+    """The full batch shape of a site: a factor may leave out dimensions of its plates."""
+    shape = list(jnp.shape(term))
+    for frame in site["cond_indep_stack"]:
+        shape = [1] * (-frame.dim - len(shape)) + shape
+        shape[frame.dim] = max(shape[frame.dim], frame.size)
+    return tuple(shape)
 
 
 def inspect(program: Callable, args: tuple, *, what: str) -> Structure:
@@ -168,7 +233,7 @@ def constrained_params(program: Callable, args: tuple, theta: Theta) -> Theta:
 
 def outputs(recorded: Trace) -> dict[str, Array]:
     """Values of the latent and deterministic sites of a trace."""
-    return {name: site["value"] for name, site in recorded.items() if _is_output(site)}
+    return {name: site.get("output", site["value"]) for name, site in recorded.items() if _is_output(site)}
 
 
 def output_dims(recorded: Trace) -> dict[str, list[str | None]]:
@@ -278,7 +343,19 @@ def _structure(recorded, what):
         for name, site in recorded.items()
         if site["type"] == "sample"
     }
-    return Structure(tuple(latents), tuple(observed), tuple(plates), tuple(params), tuple(factors), frames)
+    ratios = {plate.name: plate.size / plate.drawn for plate in plates}
+    reasons = {site.name: why_fixed(recorded[site.name], ratios) for site in latents}
+    fixed = {name: reason for name, reason in reasons.items() if reason is not None}
+    return Structure(
+        tuple(latents),
+        tuple(observed),
+        tuple(plates),
+        tuple(params),
+        tuple(factors),
+        frames,
+        frozenset(recorded),
+        fixed,
+    )
 
 
 def _plates_in_scans(recorded, known, what):

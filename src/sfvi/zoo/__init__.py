@@ -1,6 +1,16 @@
-"""Models of the paper, one file each."""
+"""Models of the paper and other common ones, one file each."""
 
 from .deep_latent_gaussian import deep_latent_gaussian, image_encoder
+from .linear_mixed import linear_mixed_model, simulate_linear_mixed
 from .logistic_mixed import logistic_mixed_model
+from .poisson_mixed import poisson_mixed_model, simulate_poisson_mixed
 
-__all__ = ["deep_latent_gaussian", "image_encoder", "logistic_mixed_model"]
+__all__ = [
+    "deep_latent_gaussian",
+    "image_encoder",
+    "linear_mixed_model",
+    "logistic_mixed_model",
+    "poisson_mixed_model",
+    "simulate_linear_mixed",
+    "simulate_poisson_mixed",
+]

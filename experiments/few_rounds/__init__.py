@@ -1,0 +1,1 @@
+"""Sites against SFVI, SFVI-Avg, meta-analysis and pooled NUTS: accuracy and communication."""
