@@ -1,4 +1,4 @@
-"""Options that SFVI and SFVI-Avg share, and their checks."""
+"""Options that all algorithms share, and their checks."""
 
 import dataclasses
 from collections.abc import Callable
