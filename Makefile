@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench bench-deploy kills soak clean
 
 demo: $(READY)            ## Fit the six-cities model over two silos and compare with NUTS
 	$(BIN)/sfvi demo
 
 test: $(READY)            ## Run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not deployed"
+	$(BIN)/python -m pytest -m deployed
 
 lint: $(READY)            ## Format check, linters, types, direction of dependencies
 	$(BIN)/ruff format --check .
@@ -24,6 +25,15 @@ format: $(READY)          ## Format the code
 
 bench: $(READY)           ## Measure against a hand-written loop and numpyro.infer.SVI; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
+
+bench-deploy: $(READY)    ## Measure deployed runs, on this machine with TLS; writes benchmarks/DEPLOY.md (about an hour)
+	$(BIN)/python -m benchmarks.deploy
+
+kills: $(READY)           ## Kill 20 random processes of a deployed federation; no digit may change (about 15 minutes)
+	$(BIN)/python -m tests.deploy.kills --kills 20 --seed 0
+
+soak: $(READY)            ## The same with 100 kills (about an hour)
+	$(BIN)/python -m tests.deploy.kills --kills 100 --seed 1
 
 clean:
 	rm -rf $(VENV)

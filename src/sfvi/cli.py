@@ -1,13 +1,31 @@
 """The command line: parse, call, print."""
 
+import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import demo as demos
+from .errors import OptionError, SfviError
 
 app = typer.Typer(help="Hierarchical Bayesian models over data that may not be pooled.", no_args_is_help=True)
+deploy_app = typer.Typer(help="Kits for a server and its silos.", no_args_is_help=True)
+server_app = typer.Typer(help="The server.", no_args_is_help=True)
+silo_app = typer.Typer(help="A silo.", no_args_is_help=True)
+app.add_typer(deploy_app, name="deploy")
+app.add_typer(server_app, name="server")
+app.add_typer(silo_app, name="silo")
+flower_app = typer.Typer(help="The same with Flower's own commands.", no_args_is_help=True)
+app.add_typer(flower_app, name="flower")
+
+Kit = Annotated[Path, typer.Option(help="Folder of the kit, from `sfvi deploy init`.", exists=True, file_okay=False)]
+FlowerKit = Annotated[Path, typer.Option(help="The kit, from `sfvi flower init`.", exists=True, file_okay=False)]
+Model = Annotated[str, typer.Option(help="The model, as module:object.")]
+AppDir = Annotated[Path, typer.Option(help="Where modules are looked for beside installed ones.", exists=True)]
+Folder = Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the kit.")]
+Precision = Annotated[str, typer.Option(help="float32 or float64, the same everywhere.")]
 
 
 @app.callback()
@@ -26,6 +44,210 @@ def demo(
     demos.six_cities(output, num_rounds=rounds, sites_rounds=sites_rounds, num_draws=draws)
 
 
+@deploy_app.command("init")
+def deploy_init(
+    folder: Annotated[Path, typer.Argument(help="For the kits.")],
+    silo: Annotated[list[str], typer.Option(help="Name of a silo; once for each.")],
+    host: Annotated[str, typer.Option(help="Under which silos reach the server.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Of the server; the only one to open.")] = 8002,
+    valid_days: Annotated[int, typer.Option(help="How long certificates last.", min=1)] = 360,
+) -> None:
+    """Make startup kits with certificates; again with more silos to add some."""
+    from .deploy.nvflare import kits
+
+    made = kits.init(folder, host=host, port=port, silos=silo, valid_days=valid_days)
+    for name, kit in made.items():
+        print(f"{name:>20}  {kit}")
+    print("Hand each silo its own kit over a safe way; keep `authority` to yourself.")
+
+
+@server_app.command("start")
+def server_start(
+    kit: Kit,
+    model: Model,
+    app_dir: AppDir = Path(),
+    folder: Folder = None,
+    precision: Precision = "float32",
+) -> None:
+    """Start the server; it waits for silos and runs."""
+    from .deploy.nvflare import sites
+
+    mine = sites.prepare(kit, role="server", model=model, app_dir=app_dir, folder=folder, precision=precision)
+    mine.configure()
+    print(f"server: model {model} ({mine.code().hash[:12]}), runs in {mine.folder}")
+    sites.become(kit, mine, role="server")
+
+
+@silo_app.command("start")
+def silo_start(
+    kit: Kit,
+    model: Model,
+    data: Annotated[str, typer.Option(help="A .csv or .parquet file, or module:function called with the silo's name.")],
+    unit_ids: Annotated[str | None, typer.Option(help="Column with the units' ids.")] = None,
+    app_dir: AppDir = Path(),
+    folder: Folder = None,
+    precision: Precision = "float32",
+    check_only: Annotated[bool, typer.Option("--check-only", help="Check model and data, start nothing.")] = False,
+) -> None:
+    """Check the silo's data, then start it; it takes part in runs until it is stopped."""
+    from .deploy.nvflare import sites
+
+    mine = sites.prepare(
+        kit,
+        role="client",
+        model=model,
+        app_dir=app_dir,
+        folder=folder,
+        data=data,
+        unit_ids=unit_ids,
+        precision=precision,
+    )
+    mine.configure()
+    print(f"silo {mine.name}: model {model} ({mine.silo().code.hash[:12]}), data are fine")
+    if not check_only:
+        sites.become(kit, mine, role="client")
+
+
+@flower_app.command("init")
+def flower_init(
+    folder: Annotated[Path, typer.Argument(help="For the kits.")],
+    silo: Annotated[list[str], typer.Option(help="Name of a silo; once for each.")],
+    host: Annotated[str, typer.Option(help="Under which silos reach the server.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Of the server; the only one to open.")] = 8000,
+    valid_days: Annotated[int, typer.Option(help="How long the server's certificate lasts.", min=1)] = 360,
+) -> None:
+    """Make keys and certificates for Flower; again with more silos to add some."""
+    from .deploy.flower import kits
+
+    made = kits.init(folder, host=host, port=port, silos=silo, valid_days=valid_days)
+    for name, kit in made.items():
+        print(f"{name:>20}  {kit}")
+    print("Hand each silo its own kit over a safe way; keep `authority` to yourself.")
+
+
+@flower_app.command("server")
+def flower_server(
+    folder: FlowerKit,
+    model: Model,
+    app_dir: AppDir = Path(),
+    precision: Precision = "float32",
+) -> None:
+    """Check the model and print the Flower commands for the server."""
+    from .deploy.flower import sites
+
+    mine = sites.prepare(folder, model=model, app_dir=app_dir, precision=precision)
+    code = mine.code()
+    print(f"server: model {model} ({code.hash[:12]}), runs in {mine.folder}\n")
+    print(sites.environment(folder), *sites.server_commands(folder), sep="\n")
+
+
+@flower_app.command("silo")
+def flower_silo(
+    folder: FlowerKit,
+    model: Model,
+    data: Annotated[str, typer.Option(help="A .csv or .parquet file, or module:function called with the silo's name.")],
+    unit_ids: Annotated[str | None, typer.Option(help="Column with the units' ids.")] = None,
+    app_dir: AppDir = Path(),
+    precision: Precision = "float32",
+    port: Annotated[int, typer.Option(help="For its own processes; another for each silo of one machine.")] = 9094,
+) -> None:
+    """Check the silo's data and print the Flower command for it."""
+    from .deploy.flower import sites
+
+    mine = sites.prepare(folder, model=model, app_dir=app_dir, data=data, unit_ids=unit_ids, precision=precision)
+    mine.configure()
+    print(f"silo {mine.name}: model {model} ({mine.silo().code.hash[:12]}), data are fine\n")
+    print(sites.environment(folder), sites.silo_command(folder, port=port), sep="\n")
+
+
+@app.command()
+def run(
+    kit: Kit,
+    name: Annotated[str, typer.Option(help="Of the run; the same name goes on where it was.")],
+    algorithm: Annotated[str, typer.Option(help="SFVI, SFVIAvg, Sites, or module:object.")] = "SFVI",
+    option: Annotated[list[str] | None, typer.Option(help="Of the algorithm, as name=value; once for each.")] = None,
+    silo: Annotated[list[str] | None, typer.Option(help="Who takes part; by default all with a kit beside.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds; by default what mostly suffices.", min=1)] = None,
+    key: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
+    until_converged: Annotated[bool, typer.Option("--until-converged", help="Stop when nothing moves.")] = False,
+    disclose_elbo: Annotated[bool, typer.Option("--disclose-elbo", help="Let silos tell their ELBO.")] = False,
+    min_silos: Annotated[int | None, typer.Option(help="Go on with so many; by default all are needed.")] = None,
+    late: Annotated[float, typer.Option(help="With --min-silos: seconds to wait for the others.")] = 10.0,
+    deadline: Annotated[float, typer.Option(help="Seconds to wait for who is needed.")] = 600.0,
+    wire: Annotated[str, typer.Option(help="Precision of messages: float32 or float64.")] = "float32",
+    reply: Annotated[str | None, typer.Option(help="Precision of replies, if another: bfloat16.")] = None,
+    top_k: Annotated[float | None, typer.Option(help="Send this part of a reply's numbers (experiment).")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the result; by default the run's name.")] = None,
+) -> None:
+    """Run an algorithm over the silos and fetch the result; if it was interrupted, go on."""
+    from .deploy import RunSpec, Wire, site
+    from .deploy.nvflare.operator import Operator
+    from .deploy.progress import Screen
+
+    spec = RunSpec(
+        name=name,
+        silos=tuple(sorted(silo or _silos_beside(kit))),
+        algorithm=algorithm,
+        options=dict(map(_option, option or [])),
+        key=key,
+        num_rounds=rounds,
+        until_converged=until_converged,
+        disclose_elbo=disclose_elbo,
+        min_silos=min_silos,
+        late=late,
+        deadline=deadline,
+        wire=Wire(broadcast=wire, reply=reply or wire, top_k=top_k),
+    )
+    site.log_to(sys.stderr)
+    with Screen() as screen:
+        found = Operator(kit, spec, screen.show).run(output or Path(name))
+    print(f"The result is in {found}; read it with sfvi.load({str(found)!r}, model, {{}}).")
+
+
+@app.command()
+def status(
+    kit: Kit,
+    name: Annotated[str | None, typer.Option(help="Of the run, if the kit is the operator's.")] = None,
+) -> None:
+    """Say where runs stand: from the server's kit all of them, from the operator's one that is under way."""
+    from .deploy import status as statuses
+
+    folders = sorted(path.parent for path in kit.glob(f"runs/*/{statuses.FILE}"))
+    found = [statuses.read(folder) for folder in folders]
+    if not found and name is not None:
+        from .deploy.nvflare.operator import state_of
+
+        found = [state_of(kit, name)]
+    lines = [statuses.line(entry) for entry in found if entry]
+    print("\n".join(lines) if lines else "No run is known here.")
+
+
+def _silos_beside(kit):
+    path = kit.resolve().parent / "project.json"
+    if not path.exists():
+        raise OptionError("Say who takes part: --silo NAME for each.")
+    return json.loads(path.read_text())["silos"]
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise OptionError(f"--option {text!r}: write name=value.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def main() -> None:
     """Entry point of the `sfvi` command."""
-    app()
+    try:
+        app()
+    except SfviError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    except ImportError as error:
+        if error.name and error.name.split(".")[0] in ("nvflare", "flwr"):
+            print(f"This needs {error.name}; pip install 'sfvi[{error.name.split('.')[0]}]'.", file=sys.stderr)
+            sys.exit(1)
+        raise

@@ -21,6 +21,14 @@ class ArchiveError(SfviError, ValueError):
     """A saved file is damaged, or belongs to another model, data set or run."""
 
 
+class WireError(SfviError, ValueError):
+    """A message is malformed, too large, out of order, or of another run or model."""
+
+
+class DeploymentError(SfviError, RuntimeError):
+    """A deployed run cannot begin or go on: a silo is missing, refuses, or does not belong."""
+
+
 class DivergenceError(SfviError, RuntimeError):
     """The fit produced NaN, infinity or a runaway ELBO.
 

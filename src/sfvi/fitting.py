@@ -23,7 +23,7 @@ from .errors import DataError, DivergenceError, OptionError
 from .model import StructuredModel
 from .network_identity import network_identity
 from .posterior import GlobalPosterior, SiloPosterior
-from .results import Fit, path_frame
+from .results import Fit, joined_path, joined_trace, noise_error
 from .run_checks import (
     check_centred_sites,
     check_fixed_noise,
@@ -100,7 +100,8 @@ def fit(
     rule = _stopping_rule(until_converged, options.bind(model).steps_per_round)
     check_networks(options, data)
     check_fixed_noise(options, model, data)
-    planned = stages.plan(model, data, theta, options, run_key, num_rounds, ends=rule is None)
+    parts = stages.schedule(options, run_key, num_rounds, ends=rule is None)
+    planned = stages.plan(model, data, theta, parts)
     check_support(theta, data, planned[0].batches)
     parameters = stages.warm(start, planned[0], theta, data)
     saved: list[Checkpoint | None] = [None] * len(planned)
@@ -138,36 +139,22 @@ def _result(model, data, done) -> Fit:
         name: SiloPosterior(name, posterior, elbo.local(shared, stage.families[name], silo), silo)
         for name, silo in data.items()
     }
-    traces = [part.outcome.history.trace for part in way]
-    lengths = [len(trace["elbo"]) for trace in traces]
-    names = sorted(set().union(*traces))
-    trace = {
-        name: np.concatenate([t.get(name, np.full(n, np.nan)) for t, n in zip(traces, lengths, strict=True)])
-        for name in names
-    }
+    histories = [part.outcome.history for part in way]
+    lengths = [len(history.elbo) for history in histories]
     present = None
     if any(part.bound.elbo.options.participation.partial for part in way):
         present = np.concatenate([_present(part, n) for part, n in zip(way, lengths, strict=True)])
     return Fit(
         posterior,
         silos,
-        trace,
-        path=_path(model, way, lengths),
+        joined_trace(histories),
+        path=joined_path(model, histories),
         communication=_communication(done),
-        noise_error=_noise_error(model, stage, after) if after else None,
+        noise_error=noise_error(model, shared.family, [_family(part) for part in after]) if after else None,
         present=present,
         convergence=stage.outcome.convergence,
         seconds=sum(part.outcome.seconds for part in done),
     )
-
-
-def _path(model, done, lengths):
-    """Where all stages were on their way, rounds counted through."""
-    histories = [part.outcome.history for part in done]
-    before = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    rounds = np.concatenate([h.snapshots + n for h, n in zip(histories, before, strict=True)])
-    values = np.concatenate([np.concatenate([h.means, h.sds], axis=1) for h in histories])
-    return path_frame(model, rounds.astype(int), values)
 
 
 def _communication(done):
@@ -183,23 +170,8 @@ def _communication(done):
     return pd.DataFrame(rows, columns=["algorithm", "rounds", "bytes to a silo", "bytes from a silo"])
 
 
-def _noise_error(model, main, replicates):
-    """How much a maximum owes to its draws, from others with half as many.
-
-    With S draws the bias is about b / S, so maxima with S / 2 are off by twice as much: their mean distance from the
-    one with S is its own bias. Their variance is twice its own.
-    """
-    mean, sd = (np.asarray(part) for part in main.outcome.state.server.shared.family.marginals())
-    others = [part.outcome.state.server.shared.family.marginals() for part in replicates]
-    means = np.array([(np.asarray(m) - mean) / sd for m, _ in others])
-    sds = np.array([np.log(np.asarray(s) / sd) for _, s in others])
-    columns = {"bias of mean, in sds": means.mean(0), "bias of log sd": sds.mean(0)}
-    if len(others) > 1:
-        columns |= {
-            "noise of mean, in sds": means.std(0, ddof=1) / np.sqrt(2),
-            "noise of log sd": sds.std(0, ddof=1) / np.sqrt(2),
-        }
-    return pd.DataFrame(columns, index=model.population.layout.labels())
+def _family(stage):
+    return stage.outcome.state.server.shared.family
 
 
 def _present(stage, num_rounds):
@@ -230,10 +202,11 @@ def _raise_divergence(stage, data, result):
     outcome, silos = stage.outcome, {}
     for batch, state in zip(stage.batches, outcome.state.silos, strict=True):
         silos |= batching.members(batch, state, data)
-    server_key, _ = loop.keys(stage.key)
+    server_key, silo_key = loop.keys(stage.key)
     drawn = stage.bound.participants(server_key, outcome.state.server)
     check_weights(drawn, outcome.failed_round, list(data))
-    culprit = find_culprit(stage.bound, loop.keys(stage.key), outcome.state.server, silos)
+    broadcast = stage.bound.broadcast(server_key, outcome.state.server)
+    culprit = find_culprit(stage.bound, silo_key, broadcast, silos)
     where = "at the server" if culprit.silo is None else f"in silo {culprit.silo!r}"
     raise DivergenceError(
         f"Round {outcome.failed_round} broke {where} at site {culprit.site!r}: {culprit.symptom}; lower the step size, "

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +13,9 @@ import pandas as pd
 from . import archive
 from ._types import Theta
 from .convergence import Check, Convergence
+from .engines.logbook import History
 from .errors import ArchiveError, OptionError
+from .families import AbstractGlobalFamily
 from .model import StructuredModel
 from .posterior import SILO_KIND, GlobalPosterior, SiloPosterior
 
@@ -25,7 +27,8 @@ class Fit:
 
     Attributes:
         posterior: The global posterior.
-        trace: For every round the ELBO estimate, and what else the algorithm reports.
+        trace: For every round the ELBO estimate (NaN where silos did not disclose it), and what else the algorithm
+            reports.
         path: Where the global posterior was on the way: means and sds of the unconstrained global latents, by round.
         communication: What was exchanged: by algorithm the rounds, and bytes to and from a silo in one of them.
         noise_error: With `FixedNoise(replicates=...)`, how much the global posterior owes to its draws; not on file.
@@ -62,9 +65,9 @@ class Fit:
         recent = self.elbo[-min(100, max(1, len(self.elbo) // 10)) :]
         draws = self.posterior.bound.num_draws
         name = "ELBO" if draws == 1 else f"bound with {draws} draws"
-        level = f", {name} {recent.mean():,.2f}" if len(self.elbo) else ""
+        level = f", {name} {recent.mean():,.2f}" if len(self.elbo) and np.isfinite(recent).all() else ""
         verdict = "" if self.convergence is None else f"; {self.convergence.verdict}"
-        return f"<Fit: {len(self._silos)} silos, {len(self.elbo)} rounds{level}{verdict}>"
+        return f"<Fit: {len(self._fitted)} silos, {len(self.elbo)} rounds{level}{verdict}>"
 
     @property
     def elbo(self) -> np.ndarray:
@@ -139,6 +142,45 @@ def path_frame(model: StructuredModel, rounds: np.ndarray, values: np.ndarray) -
     labels = model.population.layout.labels()
     columns = pd.MultiIndex.from_product([["mean", "sd"], labels])
     return pd.DataFrame(values, pd.Index(rounds, name="round"), columns)
+
+
+def joined_trace(histories: Sequence[History]) -> dict[str, np.ndarray]:
+    """What was said of every round of several stages, one after the other; NaN where a stage says nothing."""
+    lengths = [len(history.elbo) for history in histories]
+    names = sorted(set().union(*(history.trace for history in histories)))
+    return {
+        name: np.concatenate([h.trace.get(name, np.full(n, np.nan)) for h, n in zip(histories, lengths, strict=True)])
+        for name in names
+    }
+
+
+def joined_path(model: StructuredModel, histories: Sequence[History]) -> pd.DataFrame:
+    """Where several stages were on their way, rounds counted through."""
+    before = np.cumsum([0, *(len(history.elbo) for history in histories)])[:-1]
+    rounds = np.concatenate([h.snapshots + n for h, n in zip(histories, before, strict=True)])
+    values = np.concatenate([np.concatenate([h.means, h.sds], axis=1) for h in histories])
+    return path_frame(model, rounds.astype(int), values)
+
+
+def noise_error(
+    model: StructuredModel, main: AbstractGlobalFamily, replicates: Sequence[AbstractGlobalFamily]
+) -> pd.DataFrame:
+    """How much a maximum owes to its draws, from others with half as many.
+
+    With S draws the bias is about b / S, so maxima with S / 2 are off by twice as much: their mean distance from the
+    one with S is its own bias. Their variance is twice its own.
+    """
+    mean, sd = (np.asarray(part) for part in main.marginals())
+    others = [family.marginals() for family in replicates]
+    means = np.array([(np.asarray(m) - mean) / sd for m, _ in others])
+    sds = np.array([np.log(np.asarray(s) / sd) for _, s in others])
+    columns = {"bias of mean, in sds": means.mean(0), "bias of log sd": sds.mean(0)}
+    if len(others) > 1:
+        columns |= {
+            "noise of mean, in sds": means.std(0, ddof=1) / np.sqrt(2),
+            "noise of log sd": sds.std(0, ddof=1) / np.sqrt(2),
+        }
+    return pd.DataFrame(columns, index=model.population.layout.labels())
 
 
 def _file_name(silo):

@@ -14,7 +14,7 @@ import numpy as np
 from ._types import Theta
 from .algorithms.local_params import check_network, network_inputs
 from .algorithms.participation import Everyone, Sampled
-from .bounds import elbo, locally_enhanced
+from .bounds import Bound, elbo, locally_enhanced
 from .engines.batching import unit_counts
 from .errors import DataError, ModelError, OptionError
 from .families import Amortized, NormalizingFlow
@@ -204,10 +204,8 @@ def settle_bound(options: Any, theta: Theta, data: Mapping[str, SiloData]) -> An
                 )
         return options
     if asked is None:
-        served = isinstance(options.local_family, Amortized)
-        good = not served and any(program.layout.groups for program in programs)
-        good = good and _tangled(theta, data) is None
-        return dataclasses.replace(options, bound=locally_enhanced() if good else elbo())
+        groups, tangled = separation(theta, data)
+        return dataclasses.replace(options, bound=best_bound(options, groups=groups, tangled=tangled))
     name = _tangled(theta, data)
     if name is not None:
         plates = " or ".join(repr(group.plate.name) for group in data[name].program.layout.groups)
@@ -217,6 +215,18 @@ def settle_bound(options: Any, theta: Theta, data: Mapping[str, SiloData]) -> An
             "observation depend on one unit, inside its plate if there are minibatches, or use bound=bounds.elbo()."
         )
     return options
+
+
+def separation(theta: Theta, data: Mapping[str, SiloData]) -> tuple[bool, bool]:
+    """Whether any silo has units with latents, and if so whether those of any depend on each other."""
+    groups = any(silo.program.layout.groups for silo in data.values())
+    return groups, groups and _tangled(theta, data) is not None
+
+
+def best_bound(options: Any, *, groups: bool, tangled: bool) -> Bound:
+    """The bound that silos with such units allow."""
+    good = groups and not tangled and not isinstance(options.local_family, Amortized)
+    return locally_enhanced() if good else elbo()
 
 
 def check_fixed_noise(options: Any, model: StructuredModel, data: Mapping[str, SiloData]) -> None:

@@ -81,31 +81,45 @@ class Stage(NamedTuple):
         return Parameters(self.outcome.state.server.shared, self.families)
 
 
-def plan(
-    model: StructuredModel,
-    data: dict[str, SiloData],
-    theta: Theta,
-    options: AlgorithmOptions,
-    key: Key,
-    num_rounds: int,
-    *,
-    ends: bool,
-) -> list[Stage]:
-    """Prepare and check all stages before the first begins; `ends` says that no rule stops the main one earlier."""
+class Part(NamedTuple):
+    """One algorithm's part of a run, before it meets any data.
+
+    Attributes:
+        options: The algorithm's, planned for its rounds.
+        key: Of all randomness.
+        num_rounds: Rounds.
+        suffix: Of the file with its checkpoint; empty for the main part.
+    """
+
+    options: AlgorithmOptions
+    key: Key
+    num_rounds: int
+    suffix: str
+
+
+def schedule(options: AlgorithmOptions, key: Key, num_rounds: int, *, ends: bool) -> list[Part]:
+    """The algorithms to run one after the other; `ends` says that no rule stops the main one earlier."""
     chosen = options.stages()
     main = next(position for position, (_, rounds) in enumerate(chosen) if rounds is None)
-    planned = []
+    parts = []
     for position, (each, rounds) in enumerate(chosen):
         suffix = "" if position == main else f".start{position}" if position < main else f".replicate{position - main}"
-        stage_key = key if position == main else jax.random.fold_in(key, STREAM + position)
+        part_key = key if position == main else jax.random.fold_in(key, STREAM + position)
         rounds, last = (num_rounds, ends) if rounds is None else (rounds, True)
-        each = each.planned(rounds) if last else each
-        bound = each.bind(model)
+        parts.append(Part(each.planned(rounds) if last else each, part_key, rounds, suffix))
+    return parts
+
+
+def plan(model: StructuredModel, data: dict[str, SiloData], theta: Theta, parts: list[Part]) -> list[Stage]:
+    """Prepare and check all stages before the first begins."""
+    planned = []
+    for options, key, num_rounds, suffix in parts:
+        bound = options.bind(model)
         batches = batching.plan(model, data, theta, merge=bound.additive)
-        check_batched_inputs(each, data, batches)
-        check_participation(each.participation, loop.keys(stage_key)[0], list(data), rounds)
+        check_batched_inputs(options, data, batches)
+        check_participation(bound.elbo.options.participation, loop.keys(key)[0], list(data), num_rounds)
         compiled = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})
-        planned.append(Stage(bound, batches, compiled, stage_key, rounds, suffix, {}, None))
+        planned.append(Stage(bound, batches, compiled, key, num_rounds, suffix, {}, None))
     return planned
 
 

@@ -1,7 +1,6 @@
 """Partial participation: who takes part, with which weight, and what becomes of the others."""
 
 import itertools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 import sfvi
 from sfvi import families, participation
 from sfvi.algorithms.participation import Participants
-from sfvi.engines import batching, in_process, loop
+from sfvi.engines import batching, logbook, loop
 
 from ..helpers import (
     ASCENT,
@@ -358,11 +357,9 @@ def test_what_counts_as_divergence(partial):
     """With everybody the first round is the measure, else the worst of the first twenty, once they are over."""
 
     def broken(before, elbo):
-        driver = object.__new__(in_process._Driver)
-        options = SimpleNamespace(participation=SimpleNamespace(partial=partial))
-        driver.loop = SimpleNamespace(algorithm=SimpleNamespace(elbo=SimpleNamespace(options=options)))
-        driver.history = in_process.History({"elbo": np.asarray(before, float)}, *[np.zeros(0)] * 3)
-        return bool(driver._broken(np.asarray(elbo, float), {"x": jnp.zeros(2)}))
+        history = logbook.History({"elbo": np.asarray(before, float)}, *[np.zeros(0)] * 3)
+        log = logbook.Logbook(history, 1000, None, steps_per_round=1, partial=partial)
+        return log.runs_away(np.asarray(elbo, float))
 
     assert broken([], [-1.0, np.nan])
     assert broken([-1.0], [-1e6] * 15) is not partial

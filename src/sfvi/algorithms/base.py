@@ -27,6 +27,8 @@ class FederatedAlgorithm(Protocol):
         additive: Whether the server uses only the sum of the replies and silos treat their units one by one, so that an
             engine may compute several silos as if they were one.
         steps_per_round: Optimizer steps of a silo in a round.
+        accumulates: Whether replies, less those of `silent`, add up over rounds, so that a later one may bring what an
+            earlier one left out.
     """
 
     @property
@@ -41,6 +43,11 @@ class FederatedAlgorithm(Protocol):
 
     @property
     def steps_per_round(self) -> int:
+        """See above."""
+        ...
+
+    @property
+    def accumulates(self) -> bool:
         """See above."""
         ...
 
@@ -74,6 +81,10 @@ class FederatedAlgorithm(Protocol):
 
     def server_step(self, state: Any, broadcast: Any, replies: Any, participants: Participants) -> tuple[Any, Any]:
         """Take in the replies, stacked in the order of `participants`: new state, Info."""
+        ...
+
+    def silent(self, broadcast: Any) -> Any:
+        """The Reply of a silo that has nothing to say: what any reply to this broadcast looks like."""
         ...
 
     def silo_finish(self, key: Key, state: Any, broadcast: Any, data: SiloData) -> StructuredLocal:

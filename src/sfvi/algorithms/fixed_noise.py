@@ -118,6 +118,11 @@ class BoundFixedNoise(NamedTuple):
         """At most so many in a silo."""
         return self.iterations
 
+    @property
+    def accumulates(self) -> bool:
+        """False: L-BFGS needs every gradient as it is."""
+        return False
+
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""
         return self.server_start(self.elbo.start_shared(key, theta), num_units)
@@ -165,6 +170,12 @@ class BoundFixedNoise(NamedTuple):
         climb = state.climb.told(value, gradient)
         following = ServerState(_unflatten(climb.best, state.shared), climb, state.round + 1, state.num_units)
         return following, ServerInfo(climb.value, jnp.sqrt(jnp.mean(climb.gradient**2)))
+
+    def silent(self, broadcast: Broadcast) -> Reply:
+        """A value and a gradient of zero."""
+        return Reply(
+            jnp.zeros((), broadcast.shared.family.center.dtype), jax.tree.map(jnp.zeros_like, broadcast.shared)
+        )
 
     def silo_finish(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> StructuredLocal:
         r"""The silo's $q(z_{Lj} \mid z_G)$ at the best point."""

@@ -95,6 +95,11 @@ class BoundImportanceSFVI(NamedTuple):
         """One."""
         return 1
 
+    @property
+    def accumulates(self) -> bool:
+        """False: draws are weighed by the values of their own round."""
+        return False
+
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""
         return self.server_start(self.elbo.start_shared(key, theta), num_units)
@@ -162,6 +167,12 @@ class BoundImportanceSFVI(NamedTuple):
         bound = jnp.mean(jax.nn.logsumexp(log_weights, axis=1) - jnp.log(log_weights.shape[1]))
         following = ServerState(shared, opt_state, weights, state.round + 1, state.num_units)
         return following, ServerInfo(bound)
+
+    def silent(self, broadcast: Broadcast) -> Reply:
+        """K values and K gradients of zero."""
+        shape = broadcast.weights.shape
+        gradients = jax.tree.map(lambda leaf: jnp.zeros((*shape, *leaf.shape), leaf.dtype), broadcast.shared)
+        return Reply(jnp.zeros_like(broadcast.weights), gradients)
 
     def silo_finish(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> StructuredLocal:
         r"""The silo's $q(z_{Lj} \mid z_G)$ after its last step, refitted if that was asked for."""

@@ -187,6 +187,11 @@ class BoundSFVI(NamedTuple):
         """One."""
         return 1
 
+    @property
+    def accumulates(self) -> bool:
+        """True: replies are gradients, which steps add up."""
+        return True
+
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""
         return self.server_start(self.elbo.start_shared(key, theta), num_units)
@@ -241,6 +246,10 @@ class BoundSFVI(NamedTuple):
         gradient = jax.tree.map(add, own, replies.gradient)
         shared, opt_state = _optim.ascend(self.options.shared_optimizer, gradient, state.opt_state, state.shared)
         return ServerState(shared, opt_state, state.round + 1, state.num_units), ServerInfo(value)
+
+    def silent(self, broadcast: Broadcast) -> Reply:
+        """A gradient of zero."""
+        return Reply(jax.tree.map(jnp.zeros_like, broadcast.shared))
 
     def silo_finish(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> StructuredLocal:
         r"""The silo's $q(z_{Lj} \mid z_G)$ under the final parameters, refitted if that was asked for."""

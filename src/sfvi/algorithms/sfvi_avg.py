@@ -143,6 +143,11 @@ class BoundSFVIAvg(NamedTuple):
         """False: every silo has a copy of its own of what is shared."""
         return False
 
+    @property
+    def accumulates(self) -> bool:
+        """True: replies are moves from the broadcast, which averages add up."""
+        return True
+
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""
         return self.server_start(self.elbo.start_shared(key, theta), num_units)
@@ -215,6 +220,10 @@ class BoundSFVIAvg(NamedTuple):
         shared = jax.tree.map(lambda old, new: jnp.where(nobody, old, new), state.shared, averaged)
         info = ServerInfo(value, jnp.where(nobody, 0.0, found.residual))
         return ServerState(shared, state.round + 1, state.num_units), info
+
+    def silent(self, broadcast: Broadcast) -> Reply:
+        """A copy that did not move."""
+        return Reply(broadcast.shared)
 
     def silo_finish(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> StructuredLocal:
         r"""The silo's $q(z_{Lj} \mid z_G)$ under the final average, refitted to it."""

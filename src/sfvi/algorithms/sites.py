@@ -196,6 +196,11 @@ class BoundSites(NamedTuple):
         """False: every silo has a copy of its own of what is shared."""
         return False
 
+    @property
+    def accumulates(self) -> bool:
+        """True: replies are changes of sites."""
+        return True
+
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $q(z_G)$ and $\theta$."""
         return self._start_server(self.elbo.start_shared(key, theta), num_units, first=True)
@@ -290,6 +295,11 @@ class BoundSites(NamedTuple):
             shared, total, own, opt_state, damping, direction, jnp.asarray(False), state.round + 1, state.num_units
         )
         return following, ServerInfo(value, broadcast.damping, size)
+
+    def silent(self, broadcast: Broadcast) -> Reply:
+        """A change of nothing."""
+        total = _start_total(broadcast.shared).times(0.0)
+        return Reply(total._replace(latents=packed(total.latents)))
 
     def silo_finish(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> StructuredLocal:
         r"""The silo's $q(z_{Lj} \mid z_G)$ under the final parameters, refitted to them."""

@@ -23,20 +23,18 @@ class Culprit(NamedTuple):
 
 def find_culprit(
     algorithm: FederatedAlgorithm,
-    keys: tuple[Key, Key],
-    server: Any,
+    silo_key: Key,
+    broadcast: Any,
     silos: Mapping[str, tuple[Any, SiloData]],
 ) -> Culprit:
     """Repeat the failing round silo by silo and site by site.
 
     Args:
         algorithm: The algorithm.
-        keys: The run's keys of the server and of the silos.
-        server: The server's last good state.
+        silo_key: The run's key of the silos.
+        broadcast: Of the round that fails.
         silos: Each silo's last good state, and its data.
     """
-    server_key, silo_key = keys
-    broadcast = algorithm.broadcast(server_key, server)
     worst = Culprit(None, "?", "the ELBO ran away")
     lowest = np.inf
     latents_fn = eqx.filter_jit(algorithm.latents)

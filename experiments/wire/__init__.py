@@ -1,0 +1,1 @@
+"""What smaller replies do to the answer."""

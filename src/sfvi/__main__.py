@@ -1,0 +1,5 @@
+"""`python -m sfvi`: the command line."""
+
+from .cli import main
+
+main()

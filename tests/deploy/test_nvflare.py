@@ -1,0 +1,179 @@
+"""NVFlare on loopback: the real commands, real processes, real TLS, real kills."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import sfvi
+from sfvi import archive
+from sfvi.deploy.codec import Message, encode, flatten
+
+from . import cities
+from .federation import HERE, SFVI, Federation, environment
+from .kills import arrays_of, differences
+
+pytest.importorskip("nvflare", reason="NVFlare is not installed (pip install 'sfvi[nvflare]')")
+ROUNDS = 200
+pytestmark = pytest.mark.deployed
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    with Federation(tmp_path_factory.mktemp("federation")) as made:
+        yield made
+
+
+def in_process(algorithm, rounds):
+    silos, ids = sfvi.data.split_units(sfvi.data.six_cities(), cities.SIZES, seed=1)
+    return sfvi.fit(sfvi.zoo.logistic_mixed_model(), silos, unit_ids=ids, key=0, num_rounds=rounds, algorithm=algorithm)
+
+
+def wait_until(condition, timeout=60):
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < timeout
+        time.sleep(0.2)
+
+
+def largest_difference(found, expected):
+    """Relative to the largest entry of an array."""
+    return max(np.abs(f - e).max() / np.abs(e).max() for f, e in zip(found, expected, strict=True))
+
+
+def test_the_digits_of_one_process_although_a_silo_was_killed(federation, float32):
+    """Single precision: to 1e-6 after 200 rounds, with a SIGKILL of a silo's process in the middle."""
+    begun = federation.begin("sfvi", "--rounds", str(ROUNDS), "--disclose-elbo")
+    while federation.status("sfvi").get("round", 0) < 60:
+        assert begun.poll() is None, federation.logs()
+        time.sleep(0.05)
+    assert federation.kill("south", job=True)
+    assert begun.wait(timeout=240) == 0, federation.logs()
+    found, _ = archive.read(federation.folder / "sfvi" / "global.npz", kind="global posterior")
+    fit = in_process(sfvi.SFVI(), ROUNDS)
+    family = fit.posterior.family
+    mine = [found[f"family.{name}"] for name in ("loc", "log_scale", "lower")]
+    assert largest_difference(mine, [family.loc, family.log_scale, family.lower]) < 1e-6
+    for name in cities.SIZES:
+        own, _ = archive.read(federation.silo_posterior(name, "sfvi"), kind="silo posterior")
+        block = fit.silo(name).free.units["children"]
+        assert largest_difference([own["local.0.loc"], own["local.0.log_scale"]], [block.loc, block.log_scale]) < 1e-6
+    result = sfvi.load(federation.folder / "sfvi", cities.model, {})
+    np.testing.assert_allclose(result.elbo, fit.elbo, rtol=1e-5)
+    assert "finished" in federation.sfvi("status", "--kit", str(federation.kits / "server")).stdout
+
+
+def test_only_the_reply_leaves_a_silo(federation, float32):
+    """On the wire an answer is as long as a Reply of the algorithm with its header, to the byte."""
+    federation.run("bare", "--rounds", "3")
+    result = sfvi.load(federation.folder / "bare", cities.model, {})
+    algorithm = sfvi.SFVI().bind(cities.model)
+    shared = algorithm.silent(type("Broadcast", (), {"shared": result.posterior.shared})())
+    reply = Message("round", "bare", "0" * 64, 3, {}, flatten(shared, prefix="reply", dtype="float32"))
+    assert result.communication["bytes from a silo"].tolist() == [len(encode(reply))]
+
+
+def test_sites_survives_the_death_of_the_server(federation):
+    flags = ["--algorithm", "Sites", "--option", "num_local_steps=50", "--option", "refit_steps=20", "--rounds", "8"]
+    federation.run("calm", *flags)
+    begun = federation.begin("killed", *flags)
+    while federation.status("killed").get("round", 0) < random.Random(0).randint(2, 5):
+        assert begun.poll() is None, federation.logs()
+        time.sleep(0.05)
+    federation.kill("server")
+    federation.start("server")
+    assert begun.wait(timeout=240) == 0, federation.logs()
+    assert differences(arrays_of(federation, "calm"), arrays_of(federation, "killed")) == []
+
+
+def test_who_does_not_belong_is_not_let_in(federation, tmp_path):
+    """A kit of another authority, a kit under another's name, and a kit without its certificate."""
+    other = tmp_path / "kits"
+    flags = ["--silo", "east", "--silo", "north", "--port", str(federation.port)]
+    federation.sfvi("deploy", "init", str(other), *flags)
+    flags = ["--model", "cities:model", "--data", "cities:load", "--app-dir", str(HERE)]
+    start = ["silo", "start", "--kit", str(other / "east"), *flags]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment()}
+    stranger = subprocess.Popen([*SFVI, *start], cwd=tmp_path, **quiet)
+    stolen = tmp_path / "stolen"
+    shutil.copytree(federation.kits / "north", stolen, ignore=shutil.ignore_patterns("runs", "*-*-*-*-*"))
+    command = [sys.executable, "-u", "-m", "nvflare.private.fed.app.client.client_train", "-m", str(stolen)]
+    command += ["-s", "fed_client.json", "--set", "secure_train=true", "uid=south", "org=sfvi", "config_folder=config"]
+    thief = subprocess.Popen(command, cwd=stolen, **quiet)
+    try:
+        done = federation.run("strangers", "--silo", "east", "--silo", "north", "--deadline", "12", check=False)
+        assert done.returncode == 1
+        assert "'east' did not connect within 12 seconds" in done.stderr
+        refused = "authenticated as 'north' but claimed endpoint 'south'"
+        wait_until(lambda: refused in (federation.kits / "server" / "log.txt").read_text())
+        assert stranger.poll() is None
+    finally:
+        for process in (thief, stranger):
+            process.kill()
+            process.wait()
+    (other / "east" / "startup" / "client.crt").unlink()
+    done = federation.sfvi(*start, check=False)
+    assert done.returncode == 1
+    assert "startup/client.crt is missing" in done.stderr
+
+
+def test_a_job_with_code_in_it_is_refused(federation, tmp_path):
+    """Nothing that is not installed at a site runs there, not even for the operator."""
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    from sfvi.deploy import RunSpec
+    from sfvi.deploy.nvflare.kits import OPERATOR
+    from sfvi.deploy.nvflare.operator import _write_job
+
+    _write_job(tmp_path / "job", RunSpec(name="code", silos=("north", "south")), ["north", "south"])
+    (tmp_path / "job" / "app" / "custom").mkdir()
+    (tmp_path / "job" / "app" / "custom" / "module.py").write_text("print('hello')")
+    session = new_secure_session(OPERATOR, str(federation.kits / "operator"), timeout=10.0)
+    try:
+        job = session.submit_job(str(tmp_path / "job"))
+        begin = time.monotonic()
+        while not str(session.get_job_status(job)).startswith("FINISHED") and time.monotonic() - begin < 60:
+            time.sleep(0.5)
+        assert "BYOC not permitted" in json.dumps(session.get_job_meta(job))
+    finally:
+        session.close()
+
+
+def test_keys_are_private_and_in_no_log(federation):
+    secrets = [path for path in federation.kits.rglob("*") if path.suffix == ".key" or "authority" in path.parts]
+    assert len([path for path in secrets if path.suffix == ".key"]) >= 4
+    for path in secrets:
+        assert path.stat().st_mode & 0o077 == 0, path
+    for path in [*federation.folder.glob("*.log"), *federation.kits.glob("*/log.txt")]:
+        assert "PRIVATE KEY" not in path.read_text()
+
+
+def test_silos_can_be_added_later(tmp_path):
+    """By the same authority; what is there stays as it is, and kits may be moved."""
+    from sfvi.deploy.nvflare import kits, sites
+
+    first = kits.init(tmp_path / "kits", host="localhost", port=8002, silos=["north"])
+    before = (first["north"] / "startup" / "client.key").read_bytes()
+    second = kits.init(tmp_path / "kits", host="localhost", port=8002, silos=["south"])
+    assert set(second) == {"server", "operator", "north", "south"}
+    assert (second["north"] / "startup" / "client.key").read_bytes() == before
+    roots = {(second[name] / "startup" / "rootCA.pem").read_bytes() for name in second}
+    assert len(roots) == 1
+    assert kits.check(second["south"], role="client") == "south"
+    with pytest.raises(sfvi.OptionError, match="holds kits for localhost:8002"):
+        kits.init(tmp_path / "kits", host="localhost", port=8003, silos=["east"])
+    for names, match in ((["a", "a"], "each name once"), (["server"], "cannot be named"), (["../x"], "a silo's name")):
+        with pytest.raises(sfvi.OptionError, match=match):
+            kits.init(tmp_path / "more", host="localhost", port=8002, silos=names)
+    moved = (tmp_path / "kits" / "server").rename(tmp_path / "elsewhere")
+    sites.prepare(moved, role="server", model="cities:model", app_dir=HERE, folder=None)
+    assert str(tmp_path / "elsewhere" / "jobs") in (moved / "local" / "resources.json").read_text()
+    assert str(tmp_path / "kits") not in (moved / "local" / "resources.json").read_text()
+    (second["south"] / "startup" / "client.key").chmod(0o644)
+    with pytest.raises(sfvi.SfviError, match="can be read by others"):
+        kits.check(second["south"], role="client")
