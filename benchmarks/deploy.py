@@ -133,7 +133,12 @@ def main():
 
 def write(known):
     """The table, from what was measured."""
-    lines = ["# Deployed: seconds per round, and six cities end to end", "", "`make bench-deploy` on two cores.", ""]
+    lines = [
+        "# Deployed: seconds per round, and six cities end to end",
+        "",
+        "`make bench-deploy` on two cores. Empty cells are not measured yet.",
+        "",
+    ]
     lines += ["| engine | silos | " + " | ".join(f"{n:,} floats p50 / p95" for n in FLOATS) + " |"]
     lines += ["|---|---|" + "---|" * len(FLOATS)]
     for name in ENGINES:

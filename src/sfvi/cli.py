@@ -20,6 +20,10 @@ app.add_typer(silo_app, name="silo")
 flower_app = typer.Typer(help="The same with Flower's own commands.", no_args_is_help=True)
 app.add_typer(flower_app, name="flower")
 
+Kits = Annotated[Path, typer.Argument(help="For the kits.")]
+Silos = Annotated[list[str], typer.Option(help="Name of a silo; once for each.")]
+Host = Annotated[str, typer.Option(help="Under which silos reach the server.")]
+Port = Annotated[int, typer.Option(help="Of the server; the only one to open.")]
 Kit = Annotated[Path, typer.Option(help="Folder of the kit, from `sfvi deploy init`.", exists=True, file_okay=False)]
 FlowerKit = Annotated[Path, typer.Option(help="The kit, from `sfvi flower init`.", exists=True, file_okay=False)]
 Model = Annotated[str, typer.Option(help="The model, as module:object.")]
@@ -46,19 +50,16 @@ def demo(
 
 @deploy_app.command("init")
 def deploy_init(
-    folder: Annotated[Path, typer.Argument(help="For the kits.")],
-    silo: Annotated[list[str], typer.Option(help="Name of a silo; once for each.")],
-    host: Annotated[str, typer.Option(help="Under which silos reach the server.")] = "localhost",
-    port: Annotated[int, typer.Option(help="Of the server; the only one to open.")] = 8002,
+    folder: Kits,
+    silo: Silos,
+    host: Host = "localhost",
+    port: Port = 8002,
     valid_days: Annotated[int, typer.Option(help="How long certificates last.", min=1)] = 360,
 ) -> None:
     """Make startup kits with certificates; again with more silos to add some."""
     from .deploy.nvflare import kits
 
-    made = kits.init(folder, host=host, port=port, silos=silo, valid_days=valid_days)
-    for name, kit in made.items():
-        print(f"{name:>20}  {kit}")
-    print("Hand each silo its own kit over a safe way; keep `authority` to yourself.")
+    _print_kits(kits.init(folder, host=host, port=port, silos=silo, valid_days=valid_days))
 
 
 @server_app.command("start")
@@ -110,19 +111,16 @@ def silo_start(
 
 @flower_app.command("init")
 def flower_init(
-    folder: Annotated[Path, typer.Argument(help="For the kits.")],
-    silo: Annotated[list[str], typer.Option(help="Name of a silo; once for each.")],
-    host: Annotated[str, typer.Option(help="Under which silos reach the server.")] = "localhost",
-    port: Annotated[int, typer.Option(help="Of the server; the only one to open.")] = 8000,
+    folder: Kits,
+    silo: Silos,
+    host: Host = "localhost",
+    port: Port = 8000,
     valid_days: Annotated[int, typer.Option(help="How long the server's certificate lasts.", min=1)] = 360,
 ) -> None:
     """Make keys and certificates for Flower; again with more silos to add some."""
     from .deploy.flower import kits
 
-    made = kits.init(folder, host=host, port=port, silos=silo, valid_days=valid_days)
-    for name, kit in made.items():
-        print(f"{name:>20}  {kit}")
-    print("Hand each silo its own kit over a safe way; keep `authority` to yourself.")
+    _print_kits(kits.init(folder, host=host, port=port, silos=silo, valid_days=valid_days))
 
 
 @flower_app.command("server")
@@ -220,6 +218,12 @@ def status(
         found = [state_of(kit, name)]
     lines = [statuses.line(entry) for entry in found if entry]
     print("\n".join(lines) if lines else "No run is known here.")
+
+
+def _print_kits(made):
+    for name, kit in made.items():
+        print(f"{name:>20}  {kit}")
+    print("Hand each silo its own kit over a safe way; keep `authority` to yourself.")
 
 
 def _silos_beside(kit):

@@ -274,7 +274,7 @@ def test_offers_that_do_not_fit(tmp_path, item, value, match):
     assert match in found.fields["reason"]
 
 
-def record(transport_of, folder, **options):
+def record(folder, **options):
     """All requests of a run."""
     silos, requests = make_silos(folder), []
     serve(folder, spec(**options), Direct(silos, before=lambda name, request: requests.append((name, request)))).run()
@@ -282,7 +282,7 @@ def record(transport_of, folder, **options):
 
 
 def test_stale_and_foreign_steps_are_refused(tmp_path):
-    silos, requests = record(None, tmp_path, num_rounds=4)
+    silos, requests = record(tmp_path, num_rounds=4)
     mine = [request for name, request in requests if name == "a"]
     rounds = [request for request in mine if decode(request, limit=1 << 26).kind == "round"]
 

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 
 from .. import stages
@@ -71,8 +70,3 @@ def stopping_rule(spec: RunSpec, leg: Leg) -> StoppingRule | None:
     if not spec.until_converged or leg.kind != "main":
         return None
     return StoppingRule.for_rounds_of(leg.algorithm.steps_per_round)
-
-
-def like(tree: Any) -> Any:
-    """Shapes and types of a tree of arrays."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)

@@ -9,7 +9,6 @@ from typing import Any
 from ..algorithms import SFVI, AlgorithmOptions, FastStart, FixedNoise, SFVIAvg, Sites
 from ..algorithms.options import check_whole
 from ..bounds import Bound, elbo, importance_weighted, locally_enhanced
-from ..convergence import StoppingRule
 from ..errors import OptionError, first_line
 from .code import Code
 from .wire import Wire
@@ -75,11 +74,6 @@ class RunSpec:
                 raise OptionError(f"min_silos is {self.min_silos}, but there are {len(self.silos)} silos.")
         if self.until_converged and not self.disclose_elbo:
             raise OptionError("until_converged needs the ELBO, which silos keep to themselves; set disclose_elbo too.")
-
-    @property
-    def rule(self) -> type[StoppingRule] | None:
-        """How a rule is made, if there is one."""
-        return StoppingRule if self.until_converged else None
 
     def chosen(self, code: Code) -> AlgorithmOptions:
         """The algorithm's options, made here from plain values or found in the model's own package."""
@@ -160,3 +154,15 @@ def check_name(what: str, name: Any) -> None:
         raise OptionError(
             f"{what} is {name!r}; use letters, digits, '_', '.' and '-', beginning with one of the first."
         )
+
+
+def check_kits(silos: list[str], port: int, *, taken: tuple[str, ...]) -> None:
+    """What is asked of the silos for which kits are made, and of the server's port."""
+    for name in silos:
+        check_name("a silo's name", name)
+        if name in taken:
+            raise OptionError(f"A silo cannot be named {name!r}; choose another name.")
+    if not silos or len(set(silos)) < len(silos):
+        raise OptionError(f"silos are {silos!r}; give each name once.")
+    if not 0 < port < 65536:
+        raise OptionError(f"port is {port!r}; give a number between 1 and 65535.")

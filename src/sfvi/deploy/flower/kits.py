@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import DeploymentError, OptionError
 from ..ledger import write_text
-from ..spec import check_name
+from ..spec import check_kits
 from . import keys
 
 SERVER = "server"
@@ -30,14 +30,7 @@ def init(folder: Path, *, host: str, port: int, silos: list[str], valid_days: in
         silos: Their names.
         valid_days: How long the server's certificate lasts; the authority's lasts ten times as long.
     """
-    for name in silos:
-        check_name("a silo's name", name)
-        if name in (SERVER, AUTHORITY, FILE):
-            raise OptionError(f"A silo cannot be named {name!r}; choose another name.")
-    if not silos or len(set(silos)) < len(silos):
-        raise OptionError(f"silos are {silos!r}; give each name once.")
-    if not 0 < port < 65536:
-        raise OptionError(f"port is {port!r}; give a number between 1 and 65535.")
+    check_kits(silos, port, taken=(SERVER, AUTHORITY, FILE))
     folder = Path(folder)
     _check_known(folder, host, port)
     keys.private_folder(folder)

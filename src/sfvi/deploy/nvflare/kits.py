@@ -14,7 +14,7 @@ from nvflare.lighter.provisioner import Provisioner
 
 from ...errors import DeploymentError, OptionError
 from ..ledger import write_text
-from ..spec import check_name
+from ..spec import check_kits
 
 ORGANIZATION = "sfvi"
 OPERATOR = "operator@sfvi.org"
@@ -41,14 +41,7 @@ def init(folder: Path, *, host: str, port: int, silos: list[str], valid_days: in
         silos: Their names.
         valid_days: How long certificates last.
     """
-    for name in silos:
-        check_name("a silo's name", name)
-        if name in (SERVER, "operator", "authority"):
-            raise OptionError(f"A silo cannot be named {name!r}; choose another name.")
-    if not silos or len(set(silos)) < len(silos):
-        raise OptionError(f"silos are {silos!r}; give each name once.")
-    if not 0 < port < 65536:
-        raise OptionError(f"port is {port!r}; give a number between 1 and 65535.")
+    check_kits(silos, port, taken=(SERVER, "operator", "authority"))
     folder = Path(folder)
     known = _project(folder)
     project = {"host": host, "port": port, "silos": sorted({*silos, *(known or {}).get("silos", [])})}
