@@ -136,7 +136,7 @@ def write(known):
     lines = [
         "# Deployed: seconds per round, and six cities end to end",
         "",
-        "`make bench-deploy` on two cores. Empty cells are not measured yet.",
+        "`make bench-deploy` on two cores, which 8 silos and the server share: they have a process or more each.",
         "",
     ]
     lines += ["| engine | silos | " + " | ".join(f"{n:,} floats p50 / p95" for n in FLOATS) + " |"]

@@ -6,7 +6,7 @@ from sfvi.cli import app
 
 
 def test_demo_prints_the_table_and_draws_the_picture(tmp_path, float32):
-    sizes = ["--rounds", "300", "--sites-rounds", "1", "--draws", "100"]
+    sizes = ["--rounds", "50", "--sites-rounds", "1", "--draws", "100"]
     result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path), *sizes])
     assert result.exit_code == 0, result.output
     for expected in (

@@ -245,8 +245,8 @@ def test_the_run_configuration_is_a_run():
 def test_long_runs_are_announced():
     code = Code("sfvi.zoo:logistic_mixed_model")
     spec = apps.spec_of(DEFAULTS | {"algorithm": "SFVI"}, ["a"])
-    assert "10,000 rounds of SFVI take about 28 hours with Flower" in apps.estimate(spec, code)
-    assert "40 rounds of Sites take about 7 min" in apps.estimate(apps.spec_of(DEFAULTS, ["a"]), code)
+    assert "10,000 rounds of SFVI take about 22 hours with Flower" in apps.estimate(spec, code)
+    assert "40 rounds of Sites take about 5 min" in apps.estimate(apps.spec_of(DEFAULTS, ["a"]), code)
 
 
 @pytest.mark.parametrize("config", [{}, {"site": "/nowhere"}, {"site": 3}])

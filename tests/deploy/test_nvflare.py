@@ -48,7 +48,7 @@ def largest_difference(found, expected):
 
 def test_the_digits_of_one_process_although_a_silo_was_killed(federation, float32):
     """Single precision: to 1e-6 after 200 rounds, with a SIGKILL of a silo's process in the middle."""
-    begun = federation.begin("sfvi", "--rounds", str(ROUNDS), "--disclose-elbo")
+    begun = federation.begin("sfvi", "--rounds", str(ROUNDS))
     while federation.status("sfvi").get("round", 0) < 60:
         assert begun.poll() is None, federation.logs()
         time.sleep(0.05)
@@ -63,24 +63,24 @@ def test_the_digits_of_one_process_although_a_silo_was_killed(federation, float3
         own, _ = archive.read(federation.silo_posterior(name, "sfvi"), kind="silo posterior")
         block = fit.silo(name).free.units["children"]
         assert largest_difference([own["local.0.loc"], own["local.0.log_scale"]], [block.loc, block.log_scale]) < 1e-6
-    result = sfvi.load(federation.folder / "sfvi", cities.model, {})
-    np.testing.assert_allclose(result.elbo, fit.elbo, rtol=1e-5)
     assert "finished" in federation.sfvi("status", "--kit", str(federation.kits / "server")).stdout
 
 
 def test_only_the_reply_leaves_a_silo(federation, float32):
     """On the wire an answer is as long as a Reply of the algorithm with its header, to the byte."""
-    federation.run("bare", "--rounds", "3")
-    result = sfvi.load(federation.folder / "bare", cities.model, {})
+    result = sfvi.load(federation.folder / "sfvi", cities.model, {})
+    assert np.isnan(result.elbo).all()  # nobody was asked to disclose it
     algorithm = sfvi.SFVI().bind(cities.model)
     shared = algorithm.silent(type("Broadcast", (), {"shared": result.posterior.shared})())
-    reply = Message("round", "bare", "0" * 64, 3, {}, flatten(shared, prefix="reply", dtype="float32"))
+    reply = Message("round", "sfvi", "0" * 64, ROUNDS, {}, flatten(shared, prefix="reply", dtype="float32"))
     assert result.communication["bytes from a silo"].tolist() == [len(encode(reply))]
 
 
 def test_sites_survives_the_death_of_the_server(federation):
     flags = ["--algorithm", "Sites", "--option", "num_local_steps=50", "--option", "refit_steps=20", "--rounds", "8"]
+    flags.append("--disclose-elbo")
     federation.run("calm", *flags)
+    assert np.isfinite(sfvi.load(federation.folder / "calm", cities.model, {}).elbo).all()
     begun = federation.begin("killed", *flags)
     while federation.status("killed").get("round", 0) < random.Random(0).randint(2, 5):
         assert begun.poll() is None, federation.logs()

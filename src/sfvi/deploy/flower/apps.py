@@ -23,7 +23,7 @@ from .transport import FIELD, RECORD, SECONDS_TO_LIVE, GridTransport
 log = logging.getLogger("sfvi")
 client_app = ClientApp()
 server_app = ServerApp()
-SECONDS_PER_ROUND = 10.0  # 6 are Flower's own; then importing JAX and tracing anew; 20 on a busy machine
+SECONDS_PER_ROUND = 8.0  # of two silos (benchmarks/DEPLOY.md): 6 are Flower's own, then JAX is imported and traces anew
 LONG = 3600.0
 
 
