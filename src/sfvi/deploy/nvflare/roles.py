@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import logging
+import os
 import queue
 import shutil
 import threading
@@ -34,6 +35,7 @@ class SiloRole:
     """A silo in NVFlare's client job process: one worker, which keeps its compiled functions through the run."""
 
     def __init__(self):
+        _end_with_parent()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="sfvi")
         self._guard = threading.Lock()
         self._current: tuple[bytes, Future] | None = None
@@ -89,6 +91,7 @@ class ServerRole:
     @collab.main
     def main(self):
         """Run, and leave word of how it ended for the operator."""
+        _end_with_parent()
         site.log_to()
         mine, spec = site.here(), self._spec
         folder = Path(mine.folder)
@@ -109,6 +112,18 @@ class ServerRole:
         (here / OUTCOME).write_text(json.dumps(word))
         if word["state"] == "finished":
             shutil.copytree(folder / spec.name / "result", here / "result", dirs_exist_ok=True)
+
+
+def _end_with_parent():
+    """End when the site does, which this process would try to reach for ever; what is on disk is enough to go on."""
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="sfvi-parent", daemon=True).start()
 
 
 def _tell_status(topic, data, fl_ctx, folder):
