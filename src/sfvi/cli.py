@@ -84,7 +84,9 @@ def silo_start(
     kit: Kit,
     model: Model,
     data: Annotated[str, typer.Option(help="A .csv or .parquet file, or module:function called with the silo's name.")],
-    unit_ids: Annotated[str | None, typer.Option(help="Column with the units' ids.")] = None,
+    unit_ids: Annotated[
+        str | None, typer.Option(help="Column with the units' ids, whole numbers; the program does not see it.")
+    ] = None,
     app_dir: AppDir = Path(),
     folder: Folder = None,
     precision: Precision = "float32",
@@ -134,9 +136,10 @@ def flower_server(
     from .deploy.flower import sites
 
     mine = sites.prepare(folder, model=model, app_dir=app_dir, precision=precision)
-    code = mine.code()
+    code, commands = mine.code(), sites.server_commands(folder)
+    sites.install(folder, mine)
     print(f"server: model {model} ({code.hash[:12]}), runs in {mine.folder}\n")
-    print(sites.environment(folder), *sites.server_commands(folder), sep="\n")
+    print(sites.environment(folder), *commands, sep="\n")
 
 
 @flower_app.command("silo")
@@ -144,10 +147,14 @@ def flower_silo(
     folder: FlowerKit,
     model: Model,
     data: Annotated[str, typer.Option(help="A .csv or .parquet file, or module:function called with the silo's name.")],
-    unit_ids: Annotated[str | None, typer.Option(help="Column with the units' ids.")] = None,
+    unit_ids: Annotated[
+        str | None, typer.Option(help="Column with the units' ids, whole numbers; the program does not see it.")
+    ] = None,
     app_dir: AppDir = Path(),
     precision: Precision = "float32",
-    port: Annotated[int, typer.Option(help="For its own processes; another for each silo of one machine.")] = 9094,
+    port: Annotated[
+        int, typer.Option(help="For its own processes; another for each silo of one machine.", min=1, max=65535)
+    ] = 9094,
 ) -> None:
     """Check the silo's data and print the Flower command for it."""
     from .deploy.flower import sites
@@ -155,6 +162,7 @@ def flower_silo(
     mine = sites.prepare(folder, model=model, app_dir=app_dir, data=data, unit_ids=unit_ids, precision=precision)
     mine.configure()
     print(f"silo {mine.name}: model {model} ({mine.silo().code.hash[:12]}), data are fine\n")
+    sites.install(folder, mine)
     print(sites.environment(folder), sites.silo_command(folder, port=port), sep="\n")
 
 
@@ -172,7 +180,7 @@ def run(
     min_silos: Annotated[int | None, typer.Option(help="Go on with so many; by default all are needed.")] = None,
     late: Annotated[float, typer.Option(help="With --min-silos: seconds to wait for the others.")] = 10.0,
     deadline: Annotated[float, typer.Option(help="Seconds to wait for who is needed.")] = 600.0,
-    wire: Annotated[str, typer.Option(help="Precision of messages: float32 or float64.")] = "float32",
+    wire: Annotated[str, typer.Option(help="Precision of messages: float32, float64 or bfloat16.")] = "float32",
     reply: Annotated[str | None, typer.Option(help="Precision of replies, if another: bfloat16.")] = None,
     top_k: Annotated[float | None, typer.Option(help="Send this part of a reply's numbers (experiment).")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the result; by default the run's name.")] = None,
@@ -184,7 +192,7 @@ def run(
 
     spec = RunSpec(
         name=name,
-        silos=tuple(sorted(silo or _silos_beside(kit))),
+        silos=_silos(kit, silo),
         algorithm=algorithm,
         options=dict(map(_option, option or [])),
         key=key,
@@ -207,16 +215,17 @@ def status(
     kit: Kit,
     name: Annotated[str | None, typer.Option(help="Of the run, if the kit is the operator's.")] = None,
 ) -> None:
-    """Say where runs stand: from the server's kit all of them, from the operator's one that is under way."""
+    """Say where runs stand: the server's or a silo's, from its kit; from the operator's what is under way."""
     from .deploy import status as statuses
+    from .deploy.site import runs_of
 
-    folders = sorted(path.parent for path in kit.glob(f"runs/*/{statuses.FILE}"))
-    found = [statuses.read(folder) for folder in folders]
-    if not found and name is not None:
-        from .deploy.nvflare.operator import state_of
+    folders = sorted(runs_of(kit).glob("*/"))
+    lines = [statuses.line(found) for folder in folders if (found := statuses.read(folder))]
+    lines += [found for folder in folders if (found := statuses.at_silo(folder))]
+    if not folders and (kit / "startup" / "fed_admin.json").is_file():
+        from .deploy.nvflare.operator import under_way
 
-        found = [state_of(kit, name)]
-    lines = [statuses.line(entry) for entry in found if entry]
+        lines = [statuses.line(found) for found in under_way(kit, name)]
     print("\n".join(lines) if lines else "No run is known here.")
 
 
@@ -226,11 +235,20 @@ def _print_kits(made):
     print("Hand each silo its own kit over a safe way; keep `authority` to yourself.")
 
 
-def _silos_beside(kit):
+def _silos(kit, chosen):
+    """Who takes part: those chosen, or all for whom kits were made, if that is known here."""
+    from .deploy.ledger import read_json
+
     path = kit.resolve().parent / "project.json"
-    if not path.exists():
+    known = read_json(path)["silos"] if path.exists() else None
+    if not chosen and known is None:
         raise OptionError("Say who takes part: --silo NAME for each.")
-    return json.loads(path.read_text())["silos"]
+    for name in chosen or ():
+        if known is not None and name not in known:
+            raise OptionError(
+                f"--silo {name}: kits were made for {', '.join(known)}; make one for it, or mend the name."
+            )
+    return tuple(sorted(chosen or known or ()))
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -249,6 +267,9 @@ def main() -> None:
         app()
     except SfviError as error:
         print(error, file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        print(f"{error.filename or 'A file'} cannot be used: {error.strerror or error}.", file=sys.stderr)
         sys.exit(1)
     except ImportError as error:
         if error.name and error.name.split(".")[0] in ("nvflare", "flwr"):

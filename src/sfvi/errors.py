@@ -29,6 +29,10 @@ class DeploymentError(SfviError, RuntimeError):
     """A deployed run cannot begin or go on: a silo is missing, refuses, or does not belong."""
 
 
+class RefusalError(DeploymentError):
+    """Why a silo does not do what the server asks: one of few fixed sentences, which hold nothing of its data."""
+
+
 class DivergenceError(SfviError, RuntimeError):
     """The fit produced NaN, infinity or a runaway ELBO.
 

@@ -94,7 +94,8 @@ class Fit:
     def silo(self, name: str) -> SiloPosterior:
         """The posterior of one silo's latents."""
         if name not in self._silos:
-            raise OptionError(f"There is no silo {name!r}; there are {', '.join(map(repr, self._silos))}.")
+            there = ", ".join(map(repr, self._silos)) or "none: those of a deployed run stay at the silos"
+            raise OptionError(f"There is no silo {name!r} here; there are {there}.")
         return self._silos[name]
 
     def save(self, folder: str | os.PathLike) -> None:

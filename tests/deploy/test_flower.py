@@ -282,7 +282,8 @@ def fleet(tmp_path_factory):
         keys.authority(folder / "elsewhere", days=1)
         fleet.flwr("supernode", "register", str(public), "sfvi", "--name", "north")
         for name in ("liar", "stranger", "elsewhere"):
-            sites.prepare(folder / name, model="cities:model", app_dir=HERE, data="cities:load")
+            mine = sites.prepare(folder / name, model="cities:model", app_dir=HERE, data="cities:load")
+            sites.install(folder / name, mine)
             command = sites.silo_command(folder / name, port=free_port()).words
             fleet.start(name, [*command, "--max-retries", "1"], folder / name)
         yield fleet

@@ -80,7 +80,7 @@ def test_only_the_reply_leaves_a_silo(federation, float32):
     assert result.communication["bytes from a silo"].tolist() == [len(encode(reply))]
 
 
-def test_sites_survives_the_death_of_the_server(federation):
+def test_sites_survives_the_death_of_the_server(federation, float32):
     flags = ["--algorithm", "Sites", "--option", "num_local_steps=50", "--option", "refit_steps=20", "--rounds", "8"]
     flags.append("--disclose-elbo")
     federation.run("calm", *flags)
@@ -91,6 +91,8 @@ def test_sites_survives_the_death_of_the_server(federation):
         time.sleep(0.05)
     federation.kill("server")
     federation.start("server")
+    operator = str(federation.kits / "operator")
+    wait_until(lambda: "killed: " in federation.sfvi("status", "--kit", operator, check=False).stdout, timeout=120)
     assert begun.wait(timeout=240) == 0, federation.logs()
     assert differences(arrays_of(federation, "calm"), arrays_of(federation, "killed")) == []
 
@@ -110,7 +112,9 @@ def test_who_does_not_belong_is_not_let_in(federation, tmp_path):
     command += ["-s", "fed_client.json", "--set", "secure_train=true", "uid=south", "org=sfvi", "config_folder=config"]
     thief = subprocess.Popen(command, cwd=stolen, **quiet)
     try:
-        done = federation.run("strangers", "--silo", "east", "--silo", "north", "--deadline", "12", check=False)
+        shutil.copytree(federation.kits / "operator", tmp_path / "operator")  # where nobody knows who has a kit
+        flags = ["--name", "strangers", "--silo", "east", "--silo", "north", "--deadline", "12"]
+        done = federation.sfvi("run", "--kit", str(tmp_path / "operator"), *flags, check=False)
         assert done.returncode == 1
         assert "'east' did not connect within 12 seconds" in done.stderr
         refused = "authenticated as 'north' but claimed endpoint 'south'"
@@ -175,7 +179,8 @@ def test_silos_can_be_added_later(tmp_path):
         with pytest.raises(sfvi.OptionError, match=match):
             kits.init(tmp_path / "more", host="localhost", port=8002, silos=names)
     moved = (tmp_path / "kits" / "server").rename(tmp_path / "elsewhere")
-    sites.prepare(moved, role="server", model="cities:model", app_dir=HERE, folder=None)
+    mine = sites.prepare(moved, role="server", model="cities:model", app_dir=HERE, folder=None)
+    sites.install(moved, mine, role="server")
     assert str(tmp_path / "elsewhere" / "jobs") in (moved / "local" / "resources.json").read_text()
     assert str(tmp_path / "kits") not in (moved / "local" / "resources.json").read_text()
     (second["south"] / "startup" / "client.key").chmod(0o644)

@@ -75,6 +75,22 @@ def theta_tree(paths: Any, arrays: dict[str, np.ndarray]) -> Theta:
     return theta
 
 
+def joint_theta(known: Theta, answer: Message, shared: Theta) -> Theta:
+    r"""$\theta$ in the model's own space as all silos tell it: of parameters that are shared, and all the same."""
+    found = theta_tree(answer.fields.get("theta"), answer.arrays)
+    for name, value in found.items():
+        if name not in shared:
+            raise WireError(f"it tells of a parameter {name!r} that is not in theta")
+        leaves, others = jax.tree.leaves(value), jax.tree.leaves(known.get(name, value))
+        same = len(leaves) == len(others) and all(
+            np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-4, atol=1e-6)
+            for a, b in zip(leaves, others, strict=False)
+        )
+        if not same:
+            raise WireError(f"its {name!r} is not that of the other silos")
+    return found | known
+
+
 def settled(message: Message) -> tuple[Bound, Theta]:
     """What the server settled with all silos."""
     bound: Any = message.fields.get("bound")

@@ -27,7 +27,8 @@ class Code:
             found = found()
         if not isinstance(found, StructuredModel):
             raise OptionError(
-                f"model: {reference!r} is {found!r}; name a StructuredModel, or a function that makes it."
+                f"model: {reference!r} is a {type(found).__name__}; name a StructuredModel, or a function that makes "
+                "it."
             )
         self.model: StructuredModel = found
         self.hash = source_hash(reference)
@@ -35,6 +36,8 @@ class Code:
     def neighbour(self, reference: str) -> Any:
         """An object of the same package: other modules are not imported because another machine says so."""
         own, other = (name.split(":")[0].split(".")[0] for name in (self.reference, reference))
+        if not reference.partition(":")[2].isidentifier():
+            raise OptionError(f"algorithm is {reference!r}; after the colon give the name of one object.")
         if own != other:
             raise OptionError(f"{reference!r} is not in the model's package {own!r}; put it there.")
         return load_object("algorithm", reference)

@@ -94,7 +94,7 @@ def _digest(body):
 
 def _parse(text):
     try:
-        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         raise WireError("A message is malformed: its header is no JSON.") from None
     texts = ("kind", "run", "model")
@@ -116,6 +116,12 @@ def _unique(pairs):
 
 def _no_constant(name):
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text):
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is too large")
+    return number
 
 
 def _arrays(table, payload):
@@ -144,7 +150,8 @@ def _is_entry(entry):
     name, dtype, shape = entry
     if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES or not isinstance(shape, list):
         return False
-    return len(shape) <= 32 and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in shape)
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in shape)
+    return whole and len(shape) <= 32 and math.prod(n for n in shape if n) < 2**40
 
 
 def flatten(tree: Any, *, prefix: str, dtype: str) -> dict[str, np.ndarray]:

@@ -110,14 +110,14 @@ class Exchange:
             missing = sorted(wanted.open)
             if missing and now - said > SAY_EVERY:
                 said = now
-                log.info("%s %d: waiting for %s", kind, step, ", ".join(missing))
+                log.info("%s: waiting for %s", _phrase(kind, step), ", ".join(missing))
                 self._report.waiting(missing)
             if now - begin > self._spec.deadline:
                 if wanted.enough(answers):
                     break
                 raise DeploymentError(
                     f"No answer from {', '.join(map(repr, missing))} within {self._spec.deadline:g} seconds "
-                    f"({kind}, step {step}); nothing is lost: start them again, and the run once more under its name."
+                    f"({_phrase(kind, step)}); nothing is lost: start them again, and the run once more under its name."
                 )
         if answers:
             some = min(answers)
@@ -159,6 +159,12 @@ class Exchange:
         if message.run != self._spec.name or message.model != self._code.hash:
             raise DeploymentError(f"Silo {name!r} answers for another run or model.")
         return message
+
+
+def _phrase(kind, step):
+    """What is waited for, in words."""
+    words = {"join": "before the first round", "begin": "before the first round", "start": "the start, which compiles"}
+    return words.get(kind) or ("the end, each silo's own refit" if kind == "finish" else f"step {step}")
 
 
 class _Wanted:

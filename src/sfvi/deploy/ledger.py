@@ -72,6 +72,8 @@ class Position(NamedTuple):
         done: The algorithms that are over.
         last: For each silo the last step whose reply was applied; -1 for none.
         present: Who took part in each round of this algorithm.
+        seconds: That they took.
+        sizes: Bytes to and from a silo in the last of them.
     """
 
     leg: int
@@ -81,6 +83,8 @@ class Position(NamedTuple):
     done: list[Finished]
     last: dict[str, int]
     present: np.ndarray
+    seconds: float
+    sizes: tuple[int, int]
 
 
 class Ledger:
@@ -95,12 +99,17 @@ class Ledger:
     def __init__(self, folder: Path, spec: RunSpec, code: Code):
         self._folder = folder
         self._agreed, self._state, self._attempt = (folder / n for n in ("agreed.npz", "state.npz", "attempt.json"))
-        self._identity = {"description of the run": spec.digest(), "version of the model": code.hash}
+        self._identity = {"description": spec.identity(), "version of the model": code.hash}
+
+    def check(self) -> None:
+        """Refuse to go on with a run that was begun as another one."""
+        if self._agreed.exists():
+            self._read(self._agreed, AGREED)
 
     def begin(self) -> int:
         """Count this attempt; it is on disk before anybody hears of it."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        known = json.loads(self._attempt.read_text())["attempt"] if self._attempt.exists() else -1
+        known = read_json(self._attempt)["attempt"] if self._attempt.exists() else -1
         write_text(self._attempt, json.dumps({"attempt": known + 1}))
         return known + 1
 
@@ -148,7 +157,8 @@ class Ledger:
                     tuple(entry["sizes"]),
                 )
             )
-        return Position(header["leg"], header["step"], state, history, done, header["last"], arrays["present"])
+        now = header["seconds"], tuple(header["sizes"])
+        return Position(header["leg"], header["step"], state, history, done, header["last"], arrays["present"], *now)
 
     def write(self, position: Position) -> None:
         """Keep where the run stands, whole or not at all."""
@@ -166,17 +176,25 @@ class Ledger:
                 evidence = {**part.convergence._asdict(), "checks": checks}
             entries.append({"theta": paths, "convergence": evidence, "seconds": part.seconds, "sizes": part.sizes})
         header = {"leg": position.leg, "step": position.step, "last": position.last, "done": entries}
+        header |= {"seconds": position.seconds, "sizes": position.sizes}
         header["running"] = position.state is not None and position.history is not None
         archive.write(self._state, arrays, {"kind": STATE, "identity": self._identity, **header})
 
     def _read(self, path, kind):
         arrays, header = archive.read(path, kind=kind)
-        for item, value in self._identity.items():
-            if header["identity"].get(item) != value:
-                raise DeploymentError(
-                    f"This run was begun with another {item}; go on with what it was begun with, or choose another "
-                    "name."
-                )
+        known, mine = header["identity"], self._identity
+        entries = mine["description"]
+        odd = [
+            f"{n} {known['description'].get(n)!r}, not {v!r}"
+            for n, v in entries.items()
+            if known["description"].get(n) != v
+        ]
+        if known["version of the model"] != mine["version of the model"]:
+            odd.append("another version of the model")
+        if odd:
+            raise DeploymentError(
+                f"This run was begun with {odd[0]}; go on with what it was begun with, or choose another name."
+            )
         return arrays, header
 
 
@@ -226,11 +244,25 @@ class Cadence:
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small file that `write_text` wrote."""
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict):
+        raise DeploymentError(f"{str(path)!r} is damaged; restore it from a backup.")
+    return found
 
 
 def _history_arrays(history, prefix):

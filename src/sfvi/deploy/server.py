@@ -1,6 +1,8 @@
 """The server's side of a run: asks the silos, waits for them, applies each round once, and keeps it on disk."""
 
+import contextlib
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,11 @@ from ..engines.logbook import History, Logbook
 from ..errors import DeploymentError, DivergenceError, OptionError, WireError
 from ..posterior import GlobalPosterior
 from ..results import Fit, joined_path, joined_trace, noise_error
-from ..run_checks import best_bound, check_participation
+from ..run_checks import best_bound, check_fixed_noise, check_participation
 from . import agreement, plan, wire
 from .code import Code
 from .codec import flatten, size_limit, unflatten
-from .exchange import Exchange, Transport
+from .exchange import Exchange, InterruptedRunError, Transport
 from .ledger import Agreed, Cadence, Finished, Ledger, Position
 from .spec import RunSpec
 from .status import Reporter
@@ -49,6 +51,7 @@ class Server:
         self.report = Reporter(self.folder, spec)
         self.exchange = Exchange(transport, spec, code, self.report)
         options: Any = spec.chosen(code)
+        check_fixed_noise(options, self.model, {})
         if spec.min_silos is not None and not isinstance(options.participation, Everyone):
             raise OptionError("min_silos and participation are two ways to leave silos out; choose one.")
         everyone = getattr(options, "fixed_noise", None) is not None or (options.bound or Bound()).over == "everything"
@@ -57,8 +60,18 @@ class Server:
 
     def run(self) -> Fit:
         """Begin, or go on where the run stands, to its end."""
+        self.ledger.check()
         try:
             fit = self._run()
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            told = DeploymentError(
+                f"The server cannot use its files: {os.strerror(error.errno or 0)}{where}; mend that, then start the "
+                "run again under its name: it goes on where it was."
+            )
+            with contextlib.suppress(OSError):
+                self.report.stopped(told)
+            raise told from error
         except Exception as error:
             self.report.stopped(error)
             raise
@@ -70,25 +83,28 @@ class Server:
 
     def _run(self):
         attempt = self.ledger.begin()
-        known = self.ledger.agreed()
+        known, begun = self.ledger.agreed(), False
         if known is not None:  # it may be over already
             position = self._position(known)
             if position.leg == len(self.legs):
                 return self._result(position)
-        known = self._agree(attempt, known)
+            begun = position.step > 0
+        known = self._agree(attempt, known, begun=begun)
         position = self._position(known)
         self._check_versions(position)
         for number in range(position.leg, len(self.legs)):
             position = self._leg(attempt, number, position)
         return self._result(position)
 
-    def _agree(self, attempt, known):
-        """Ask all silos to join; settle what depends on them, or check that it still is as it was."""
+    def _agree(self, attempt, known, *, begun):
+        """Ask all silos to join; settle what depends on them, or check that it still is as it was.
+
+        The beginning needs everyone, whatever `min_silos` says: who takes part is settled there.
+        """
         offer = agreement.offer(self.spec, self.code, attempt)
-        answers = self.exchange.ask("join", -1, dict.fromkeys(self.names, (offer, {})), limit=agreement.JOIN_LIMIT)
+        answers = self._ask_before("join", dict.fromkeys(self.names, (offer, {})), everyone=not begun)
         joined = {name: _of(name, agreement.Joined.read, message) for name, message in answers.items()}
         if known is None:
-            self._need_all(joined)
             known = self._settle(joined)
             self.ledger.agree(known)
         for name, said in joined.items():
@@ -99,18 +115,21 @@ class Server:
                 )
         paths, arrays = agreement.theta_arrays(known.theta)
         settled = {**offer, "bound": list(known.bound), "theta": paths}
-        begun = self.exchange.ask("begin", -1, dict.fromkeys(joined, (settled, arrays)), limit=agreement.JOIN_LIMIT)
-        self.versions = {name: _of(name, agreement.versions, message) for name, message in begun.items()}
+        there = self._ask_before("begin", dict.fromkeys(joined, (settled, arrays)), everyone=not begun)
+        self.versions = {name: _of(name, agreement.versions, message) for name, message in there.items()}
         return known
 
-    def _need_all(self, joined):
-        """The beginning needs everyone, whatever `min_silos` says: who takes part is settled there."""
-        missing = sorted(set(self.names) - set(joined))
-        if missing:
+    def _ask_before(self, kind, questions, *, everyone):
+        """Ask before the first round."""
+        try:
+            return self.exchange.ask(kind, -1, questions, limit=agreement.JOIN_LIMIT, everyone=everyone)
+        except InterruptedRunError as error:
+            if self.spec.min_silos is None or not everyone:
+                raise
             raise DeploymentError(
-                f"The run {self.spec.name!r} cannot begin without {', '.join(map(repr, missing))}: all named silos "
-                "must be there once; start them, or leave them out of the run."
-            )
+                f"The run {self.spec.name!r} cannot begin: {error} All named silos must be there once; start them, or "
+                "leave them out of the run."
+            ) from error
 
     def _settle(self, joined):
         theta = dict(self.model.initial_theta(as_key(self.spec.key), {}))
@@ -141,7 +160,8 @@ class Server:
         start = first.algorithm.server_init(first.server_key, agreed.theta, self.num_units)
         states = [leg.algorithm.server_start(start.shared, self.num_units) for leg in self.legs]
         position = self.ledger.read(states, start.shared)
-        return position or Position(0, 0, start, None, [], dict.fromkeys(self.names, -1), self._nobody())
+        nowhere = dict.fromkeys(self.names, -1)
+        return position or Position(0, 0, start, None, [], nowhere, self._nobody(), 0.0, (0, 0))
 
     def _check_versions(self, position):
         """Every silo must still have what belongs to where the server stands."""
@@ -165,10 +185,11 @@ class Server:
         book = Logbook(position.history, leg.num_rounds, rule, steps_per_round=steps, partial=partial)
         cadence = Cadence(always=partial or self.exchange.transport.forgetful)
         durable = dict(position.last)
-        started = time.perf_counter()
         while not book.finished:
             begin, mark = time.perf_counter(), cadence.due() or book.round == leg.num_rounds - 1
             position = self._round(attempt, leg, rounds, position, book, durable, mark)
+            spent = position.seconds + time.perf_counter() - begin
+            position = position._replace(seconds=spent, sizes=self.exchange.sizes)
             if mark:
                 self.ledger.write(position._replace(history=book.history))
                 durable = dict(position.last)
@@ -178,7 +199,7 @@ class Server:
             self.report.round(number, leg.kind, book, latest, seconds=seconds, saving=cadence.share)
         for remark in leg.algorithm.remarks(book.history.trace):
             log.warning("%s", remark)
-        return self._end(attempt, rounds, position, book, durable, time.perf_counter() - started)
+        return self._end(attempt, rounds, position, book, durable)
 
     def _start(self, attempt, number, rounds, position):
         """The start of an algorithm, from where the ones before it ended: every silo makes its state."""
@@ -251,23 +272,21 @@ class Server:
         pairs = [_of(name, read, answers[name]) if name in answers else (silent, 0.0) for name in listed]
         return [reply for reply, _ in pairs], [term for _, term in pairs]
 
-    def _end(self, attempt, rounds, position, book, durable, seconds):
+    def _end(self, attempt, rounds, position, book, durable):
         """The end of an algorithm: silos settle their own part; then it counts as done."""
-        sizes = self.exchange.sizes
+        shared = position.state.shared
         answers = self._tell("finish", attempt, position, rounds, durable)
-        theta = {}
+        theta: dict[str, Any] = {}
         for name in sorted(answers):
-            found = _of(
-                name, lambda answer: agreement.theta_tree(answer.fields.get("theta"), answer.arrays), answers[name]
-            )
-            theta = found | theta
+            theta = _of(name, lambda answer, t=theta: agreement.joint_theta(t, answer, shared.theta), answers[name])
         for name in sorted(set(self.names) - set(answers)):
             log.warning("silo %s was not there at the end; sfvi.fit_silo gives it a posterior from the result", name)
-        shared, present = position.state.shared, position.present
-        done = Finished(shared, theta, book.history, present, book.convergence, seconds, sizes)
+        done = Finished(
+            shared, theta, book.history, position.present, book.convergence, position.seconds, position.sizes
+        )
         last = position.last | dict.fromkeys(answers, position.step)
         after = [*position.done, done]
-        position = Position(position.leg + 1, position.step + 1, None, None, after, last, self._nobody())
+        position = Position(position.leg + 1, position.step + 1, None, None, after, last, self._nobody(), 0.0, (0, 0))
         self.ledger.write(position)
         return position
 

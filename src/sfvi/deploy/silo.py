@@ -6,6 +6,7 @@ the answer leaves (`mark`).
 """
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,20 @@ from ..bounds import Bound
 from ..engines import batching
 from ..engines.diagnosis import find_culprit
 from ..engines.in_process import all_finite
-from ..errors import DataError, DeploymentError, ModelError, SfviError, WireError
+from ..errors import RefusalError, SfviError, WireError
 from ..families import Amortized
 from ..network_identity import network_identity
 from ..objectives import Shared
 from ..posterior import GlobalPosterior, SiloPosterior
-from ..run_checks import check_network_of, check_support, separation, settle_bound
+from ..run_checks import (
+    check_centred_sites,
+    check_fixed_noise,
+    check_network_of,
+    check_networks,
+    check_support,
+    separation,
+    settle_bound,
+)
 from . import agreement, plan, wire
 from .code import Code
 from .codec import Message, decode, encode, size_limit, unflatten
@@ -89,8 +98,12 @@ class Silo:
         if spec.name != message.run or self.name not in spec.silos:
             raise WireError(f"the run {spec.name!r} does not name silo {self.name!r}")
         options: Any = spec.chosen(self.code)
-        theta = self.code.model.initial_theta(as_key(spec.key), {self.name: self.data})
-        check_network_of(options, self.name, self.data)
+        mine = {self.name: self.data}
+        theta = self.code.model.initial_theta(as_key(spec.key), mine)
+        check_centred_sites(self.code.model, mine)
+        check_fixed_noise(options, self.code.model, mine)
+        if check_network_of(options, self.name, self.data):
+            check_networks(options, mine)
         if options.bound is not None:
             settle_bound(options, theta, {self.name: self.data})
         groups, tangled = separation(theta, {self.name: self.data})
@@ -98,9 +111,9 @@ class Silo:
         if path.exists():
             _, known = archive.read(path, kind=RUN_KIND)
             if known["digest"] != spec.digest():
-                raise DeploymentError("it knows another run of this name; choose another name")
+                raise RefusalError("it knows another run of this name; choose another name")
             if known["data"] != self.data.fingerprint():
-                raise DeploymentError(
+                raise RefusalError(
                     "it began this run with other data; go on with what it began with, or begin a run of another name"
                 )
         log.info("run %s: %s asks to join (attempt %d)", spec.name, spec.algorithm, message.fields["attempt"])
@@ -160,7 +173,10 @@ class _Run:
         if self._answered is not None and self._answered[0] == (now, order):
             return self._answered[1]
         if now < self._latest or order.base >= message.step:
-            raise WireError(f"step {message.step} is over; this silo is at {self._latest[1]}")
+            raise WireError(
+                f"step {message.step} is over; this silo is at {self._latest[1]}: if the server has lost its folder, "
+                "restore it, or begin a run of another name"
+            )
         held = self._at(order.base)
         if order.leg >= len(self.legs) or (message.kind != "start" and (held.state is None or held.leg != order.leg)):
             raise WireError(f"step {message.step} belongs to an algorithm that did not start here")
@@ -181,7 +197,7 @@ class _Run:
         held = self._held.get(version) or self.slots.read(version)
         if held is None:
             there = sorted({*self._held, *self.slots.versions})
-            raise DeploymentError(
+            raise RefusalError(
                 f"it has no state of step {version} (it has {there or 'none'}): its folder was lost or is of another "
                 "time; restore it, or begin a run of another name"
             )
@@ -271,7 +287,7 @@ class _Run:
         """Say at which site a round broke: here with numbers, to the server without."""
         culprit = find_culprit(leg.algorithm, leg.silo_key, broadcast, {self.silo.name: (held.state, self.data)})
         log.error("step %d broke at site %r: %s", now[1], culprit.site, culprit.symptom)
-        raise DeploymentError(
+        raise RefusalError(
             f"its step {now[1]} broke at site {culprit.site!r}; lower the step size, rescale the data or give that "
             "site a tighter prior"
         )
@@ -290,7 +306,9 @@ def refusal(reason: str, run: str = "", step: int = -1) -> bytes:
 
 
 def scrubbed(error: Exception) -> str:
-    """What may be said outside of an error: of data nothing."""
-    if isinstance(error, SfviError) and not isinstance(error, DataError | ModelError):
+    """What may be said outside of an error: of data, paths and whatever others wrote into its text, nothing."""
+    if isinstance(error, WireError | RefusalError):
         return str(error).removesuffix(".")
-    return f"its data or its program cannot be used ({type(error).__name__}); its own log says why"
+    if isinstance(error, OSError):
+        return f"it cannot use its files ({os.strerror(error.errno or 0)}); its own log says more"
+    return f"its data, options or program cannot be used ({type(error).__name__}); its own log says why"

@@ -19,12 +19,13 @@ import jax
 from ..errors import DeploymentError, OptionError
 from . import data
 from .code import Code
-from .ledger import write_text
+from .ledger import read_json, write_text
 from .silo import Silo
 
 ENVIRONMENT = "SFVI_SITE"
 PRECISIONS = ("float32", "float64")
 LOCK_SECONDS = 60.0
+NVFLARE_FILE, FLOWER_FILE = "local/sfvi.json", "site.json"  # in a kit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,13 @@ class Site:
 
 def read(path: str | os.PathLike) -> Site:
     """The site that a file describes."""
-    return Site(**json.loads(Path(path).read_text()))
+    return Site(**read_json(Path(path)))
+
+
+def runs_of(kit: Path) -> Path:
+    """Where the runs of a kit's site are."""
+    files = [kit / name for name in (NVFLARE_FILE, FLOWER_FILE) if (kit / name).is_file()]
+    return Path(read(files[0]).folder) if files else kit / "runs"
 
 
 def here(environment: Mapping[str, str] = os.environ) -> Site:
@@ -122,6 +129,7 @@ def unlock(handle: int) -> None:
 
 def log_to(stream=sys.stdout) -> None:
     """Let people read along: one line an event, from this package only."""
+    logging.getLogger().addHandler(logging.NullHandler())  # what others have to say is in their own files
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     log = logging.getLogger("sfvi")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import archive
-from ..errors import ArchiveError, DeploymentError
+from ..errors import ArchiveError, DeploymentError, RefusalError
 
 KIND = "state of a silo"
 
@@ -93,7 +93,7 @@ class Slots:
             raise DeploymentError(f"{error} Restore it from a backup, or begin a run of another name.") from error
         for item, value in self._identity.items():
             if header["identity"].get(item) != value:
-                raise DeploymentError(
+                raise RefusalError(
                     f"this silo began the run with another {item}; go on with what it began with, or begin a run of "
                     "another name"
                 )

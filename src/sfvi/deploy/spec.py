@@ -17,6 +17,9 @@ ALGORITHMS = {"SFVI": SFVI, "SFVIAvg": SFVIAvg, "Sites": Sites}
 NESTED = {"fast_start": FastStart, "fixed_noise": FixedNoise}
 BOUNDS = {"elbo": elbo, "locally_enhanced": locally_enhanced, "importance_weighted": importance_weighted}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+SILO = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")  # it becomes a certificate's name
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
+MOST_DAYS = 3650
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ class RunSpec:
             raise OptionError(f"silos is {self.silos!r}; give the sorted names of the silos, each once.")
         for silo in self.silos:
             check_name("a silo's name", silo)
+        if not isinstance(self.algorithm, str):
+            raise OptionError(f"algorithm is {self.algorithm!r}; give a name.")
         if isinstance(self.key, bool) or not isinstance(self.key, int) or abs(self.key) >= 2**63:
             raise OptionError(f"key is {self.key!r}; give a whole number.")
         if self.num_rounds is not None:
@@ -72,6 +77,8 @@ class RunSpec:
             check_whole("min_silos", self.min_silos, at_least=1)
             if self.min_silos > len(self.silos):
                 raise OptionError(f"min_silos is {self.min_silos}, but there are {len(self.silos)} silos.")
+        if ":" not in self.algorithm:
+            self._built()  # whatever is wrong with it is said now
         if self.until_converged and not self.disclose_elbo:
             raise OptionError("until_converged needs the ELBO, which silos keep to themselves; set disclose_elbo too.")
 
@@ -82,8 +89,13 @@ class RunSpec:
                 raise OptionError(f"options have no use beside algorithm {self.algorithm!r}; set them there.")
             found = code.neighbour(self.algorithm)
             if isinstance(found, type) or not isinstance(found, AlgorithmOptions):
-                raise OptionError(f"algorithm: {self.algorithm!r} is {found!r}; name an object like sfvi.Sites(...).")
+                raise OptionError(
+                    f"algorithm: {self.algorithm!r} is a {type(found).__name__}; name an object like sfvi.Sites(...)."
+                )
             return found
+        return self._built()
+
+    def _built(self):
         if self.algorithm not in ALGORITHMS:
             raise OptionError(
                 f"algorithm is {self.algorithm!r}; choose {', '.join(ALGORITHMS)}, or module:object of the model's "
@@ -112,10 +124,14 @@ class RunSpec:
             raise OptionError(f"options is {plain['options']!r}; give a mapping.")
         return cls(**{**plain, "silos": tuple(plain["silos"]), "wire": Wire(**wire)})
 
-    def digest(self) -> str:
+    def identity(self) -> dict[str, Any]:
         """By what the run is known again; how long one waits may change."""
         plain = {name: value for name, value in self.to_json().items() if name not in ("deadline", "late")}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        return json.loads(json.dumps(plain))
+
+    def digest(self) -> str:
+        """The same in short."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
 
 def _build(kind, options):
@@ -143,7 +159,7 @@ NOT_PLAIN = ("optimizer", "local_optimizer", "global_family", "local_family", "i
 
 def _bound(given):
     name, *numbers = given if isinstance(given, list | tuple) and given else [given]
-    if name not in BOUNDS or (name == "elbo" and numbers) or len(numbers) > 1:
+    if not isinstance(name, str) or name not in BOUNDS or (name == "elbo" and numbers) or len(numbers) > 1:
         raise OptionError(f"bound is {given!r}; give one of {', '.join(BOUNDS)}, with a number of draws if it has any.")
     return BOUNDS[name](*numbers)
 
@@ -156,13 +172,21 @@ def check_name(what: str, name: Any) -> None:
         )
 
 
-def check_kits(silos: list[str], port: int, *, taken: tuple[str, ...]) -> None:
-    """What is asked of the silos for which kits are made, and of the server's port."""
+def check_kits(silos: list[str], host: str, port: int, valid_days: int, *, taken: tuple[str, ...]) -> None:
+    """What is asked of the silos for which kits are made, of the server's address, and of certificates."""
     for name in silos:
-        check_name("a silo's name", name)
+        if not SILO.fullmatch(name):
+            raise OptionError(
+                f"a silo's name is {name!r}; use letters, digits, '_' and '-', at most 60, beginning with one of the "
+                "first."
+            )
         if name in taken:
             raise OptionError(f"A silo cannot be named {name!r}; choose another name.")
     if not silos or len(set(silos)) < len(silos):
         raise OptionError(f"silos are {silos!r}; give each name once.")
     if not 0 < port < 65536:
         raise OptionError(f"port is {port!r}; give a number between 1 and 65535.")
+    if not HOST.fullmatch(host):
+        raise OptionError(f"host is {host!r}; give the server's name or address, like fl.example.org or 10.0.0.7.")
+    if not 0 < valid_days <= MOST_DAYS:
+        raise OptionError(f"valid_days is {valid_days!r}; give at most {MOST_DAYS}, ten years.")

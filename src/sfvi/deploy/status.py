@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..engines.logbook import Logbook
-from .ledger import write_text
+from .ledger import read_json, write_text
 from .spec import RunSpec
 
 log = logging.getLogger("sfvi")
@@ -65,7 +65,7 @@ class Reporter:
 
     def stopped(self, error: BaseException) -> None:
         """The attempt is over."""
-        self._known |= {"state": "stopped", "reason": str(error)}
+        self._known |= {"state": "stopped", "reason": str(error), "waiting for": [], "seconds left": None}
         self._write(time.monotonic())
         log.error("run %s stopped: %s", self._spec.name, error)
 
@@ -84,7 +84,15 @@ class Reporter:
 def read(folder: Path) -> dict[str, Any] | None:
     """The status of the run in a folder, or None."""
     path = Path(folder) / FILE
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_json(path) if path.exists() else None
+
+
+def at_silo(folder: Path) -> str | None:
+    """One line about a run that a silo takes part in, or None."""
+    if not (folder / "run.npz").exists():
+        return None
+    posterior = folder / "posterior.npz"
+    return f"{folder.name}: " + (f"finished, its posterior is in {posterior}" if posterior.exists() else "under way")
 
 
 def line(status: dict[str, Any]) -> str:

@@ -179,8 +179,14 @@ def inspect(program: Callable, args: tuple, *, what: str) -> Structure:
                 f"{what} has the site {twice[1]!r} twice, or the population program and it both have it; give one of "
                 "them another name."
             ) from error
-        raise ModelError(f"{what} fails when run: {first_line(error)}.") from error
+        raise ModelError(f"{what} fails when run: {first_line(error)}{_names_there(error, args)}.") from error
     return found[0]
+
+
+def _names_there(error, args):
+    """If a name was not found, those that there are."""
+    names = [str(name) for arg in args if isinstance(arg, dict) for name in arg]
+    return f"; the data have {', '.join(names)}" if isinstance(error, KeyError) and names else ""
 
 
 def initial_params(program: Callable, key: Key, args: tuple) -> Theta:

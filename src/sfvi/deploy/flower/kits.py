@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DeploymentError, OptionError
-from ..ledger import write_text
+from ..ledger import read_json, write_text
 from ..spec import check_kits
 from . import keys
 
@@ -30,7 +30,7 @@ def init(folder: Path, *, host: str, port: int, silos: list[str], valid_days: in
         silos: Their names.
         valid_days: How long the server's certificate lasts; the authority's lasts ten times as long.
     """
-    check_kits(silos, port, taken=(SERVER, AUTHORITY, FILE))
+    check_kits(silos, host, port, valid_days, taken=(SERVER, AUTHORITY, FILE))
     folder = Path(folder)
     _check_known(folder, host, port)
     keys.private_folder(folder)
@@ -50,7 +50,7 @@ def init(folder: Path, *, host: str, port: int, silos: list[str], valid_days: in
 def _check_known(folder, host, port):
     path = folder / FILE
     if path.exists():
-        known = json.loads(path.read_text())
+        known = read_json(path)
         if (known["host"], known["port"]) != (host, port):
             raise OptionError(
                 f"{str(folder)!r} holds kits for {known['host']}:{known['port']}; give the same, or another folder."
@@ -80,7 +80,7 @@ def _server(folder, signer, address, valid_days):
 def read(kit: Path) -> dict[str, Any]:
     """Whose kit a folder is, and where its server is."""
     path = Path(kit) / FILE
-    found = json.loads(path.read_text()) if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {}
     if "name" not in found:
         raise DeploymentError(f"{str(kit)!r} is no kit for Flower: `sfvi flower init` makes kits.")
     return found
@@ -98,4 +98,6 @@ def table(kit: Path) -> dict[str, bytes]:
             if other == public:
                 raise DeploymentError(f"{name!r} and {path.stem!r} have the same key; make one of them anew.")
         found[path.stem] = public
+    if not found:
+        raise DeploymentError(f"{str(Path(kit) / TABLE)!r} has no silo's public key; make them by `sfvi flower init`.")
     return found

@@ -11,7 +11,6 @@ from .. import site
 from ..ledger import write_text
 from . import keys, kits
 
-FILE = "site.json"
 ENVIRONMENT = "flower.env"
 CONNECTION = "sfvi"
 QUIET = {
@@ -86,33 +85,38 @@ def prepare(
     unit_ids: str | None = None,
     precision: str = "float32",
 ) -> site.Site:
-    """Write a site's files into its kit: what it is, and the environment of Flower's commands."""
+    """Check a kit and say what its site is; nothing is written."""
     kit, known = kit.resolve(), kits.read(kit)
     if (data is None) != (known["name"] == kits.SERVER):
         role = "the server" if data is None else "a silo"
         raise DeploymentError(f"{str(kit)!r} is the kit of {known['name']!r}, not of {role}.")
     for name in ("server.key", "exec.secret") if data is None else ("node.key",):
         keys.check_private(kit / name)
-    mine = site.Site(
+    return site.Site(
         name=known["name"],
         model=model,
         app_dir=str(app_dir.resolve()),
-        folder=str(keys.private_folder(kit / "runs")),
+        folder=str(kit / "runs"),
         data=str(Path(data).resolve()) if data and Path(data).suffix.lower() in site.data.READERS else data,
         unit_ids=unit_ids,
         precision=precision,
     )
-    mine.write(kit / FILE)
+
+
+def install(kit: Path, mine: site.Site) -> None:
+    """Write a site's files into its kit, which has been checked: what it is, and what Flower's commands need."""
+    kit, known = kit.resolve(), kits.read(kit)
+    keys.private_folder(kit / "runs")
+    mine.write(kit / site.FLOWER_FILE)
     home = keys.private_folder(kit / "flower")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     settings = {"FLWR_HOME": str(home), **QUIET, "PATH": path}
     write_text(kit / ENVIRONMENT, "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items()))
-    if data is None:
+    if mine.data is None:
         text = CONFIG.format(connection=CONNECTION, port=known["port"], authority=_toml(kit / "ca.crt"))
         write_text(home / "config.toml", text)
         keys.private_folder(kit / "app")
-        write_text(kit / "app" / "pyproject.toml", APP.format(site=_toml(kit / FILE)))
-    return mine
+        write_text(kit / "app" / "pyproject.toml", APP.format(site=_toml(kit / site.FLOWER_FILE)))
 
 
 def environment(kit: Path) -> str:
@@ -133,7 +137,7 @@ def server_commands(kit: Path) -> list[Command]:
     superlink = ["flower-superlink", *identity, "--enable-supernode-auth", *address, *database, *process, *secret]
     register = [
         Command(
-            f"once, before {name} starts",
+            f"once, when SuperLink is up and before {name} starts",
             ["flwr", "supernode", "register", str(kit / kits.TABLE / f"{name}.pub"), CONNECTION, "--name", name],
         )
         for name in kits.table(kit)
@@ -153,7 +157,7 @@ def silo_command(kit: Path, *, port: int) -> Command:
     superlink = ["--superlink", f"{known['host']}:{known['port']}", "--root-certificates", str(kit / "ca.crt")]
     identity = ["--auth-supernode-private-key", str(kit / "node.key")]
     own = ["--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)]
-    config = ["--node-config", f"site={_toml(kit / FILE)}"]
+    config = ["--node-config", f"site={_toml(kit / site.FLOWER_FILE)}"]
     return Command(
         "stays: start it again 10 s after it ends", ["flower-supernode", *superlink, *identity, *own, *config]
     )

@@ -13,7 +13,7 @@ from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provisioner import Provisioner
 
 from ...errors import DeploymentError, OptionError
-from ..ledger import write_text
+from ..ledger import read_json, write_text
 from ..spec import check_kits
 
 ORGANIZATION = "sfvi"
@@ -26,6 +26,7 @@ CLASSES = [
 ]
 PROJECT = "project.json"
 PRIVATE = 0o600
+ROLES = {"server": "a server", "client": "a silo", "admin": "an operator"}
 
 
 def init(folder: Path, *, host: str, port: int, silos: list[str], valid_days: int = 360) -> dict[str, Path]:
@@ -41,7 +42,7 @@ def init(folder: Path, *, host: str, port: int, silos: list[str], valid_days: in
         silos: Their names.
         valid_days: How long certificates last.
     """
-    check_kits(silos, port, taken=(SERVER, "operator", "authority"))
+    check_kits(silos, host, port, valid_days, taken=(SERVER, "operator", "authority"))
     folder = Path(folder)
     known = _project(folder)
     project = {"host": host, "port": port, "silos": sorted({*silos, *(known or {}).get("silos", [])})}
@@ -51,14 +52,22 @@ def init(folder: Path, *, host: str, port: int, silos: list[str], valid_days: in
         )
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    made = _provision(folder / "authority", project, valid_days)
+    try:
+        made = _provision(folder / "authority", project, valid_days)
+    except BaseException:
+        if known is None:
+            shutil.rmtree(folder / "authority", ignore_errors=True)
+        raise
     write_text(folder / PROJECT, json.dumps(project, indent=1))
     kits = {}
     for name, identity in {SERVER: SERVER, "operator": OPERATOR, **{silo: silo for silo in project["silos"]}}.items():
         kits[name] = folder / name
         if not kits[name].exists():
-            shutil.copytree(made / identity, kits[name])
-            _settle(kits[name], identity)
+            half = folder / f".{name}.part"  # a kit appears with its settings or not at all
+            shutil.rmtree(half, ignore_errors=True)
+            shutil.copytree(made / identity, half)
+            _settle(half, identity)
+            half.rename(kits[name])
     for path in (folder / "authority").rglob("*"):
         path.chmod(0o700 if path.is_dir() else PRIVATE)
     (folder / "authority").chmod(0o700)
@@ -68,7 +77,7 @@ def init(folder: Path, *, host: str, port: int, silos: list[str], valid_days: in
 def _project(folder):
     path = folder / PROJECT
     if path.exists():
-        return json.loads(path.read_text())
+        return read_json(path)
     if folder.exists() and any(folder.iterdir()):
         raise OptionError(f"{str(folder)!r} is not empty and holds no kits of sfvi; give another folder.")
     return None
@@ -90,7 +99,7 @@ def _provision(folder, project, valid_days):
         SignatureBuilder(),
     ]
     context = Provisioner(str(folder), builders).provision(entity)
-    if context.get("build_error"):
+    if context.get("build_error") or "current_prod_dir" not in context:
         raise DeploymentError("NVFlare could not make the kits; its messages above say why.")
     return Path(context["current_prod_dir"])
 
@@ -137,7 +146,7 @@ def place(kit: Path) -> None:
     write_text(path, json.dumps(resources, indent=1))
 
 
-RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "app_command")
 AUTHORIZATION = {
     "format_version": "1.0",
     "permissions": {
@@ -171,14 +180,15 @@ LOGS = {
 
 
 def check(kit: Path, *, role: str) -> str:
-    """Whether a folder is a whole kit of this role ("server" or "client"); returns whose."""
-    wanted = [f"startup/{role}.crt", f"startup/{role}.key", "startup/rootCA.pem", f"startup/fed_{role}.json"]
+    """Whether a folder is a whole kit of this role ("server", "client" or "admin"); returns whose."""
+    files = "server" if role == "server" else "client"
+    wanted = [f"startup/fed_{role}.json", f"startup/{files}.crt", f"startup/{files}.key", "startup/rootCA.pem"]
     missing = [file for file in wanted if not (kit / file).is_file()]
     if missing:
         raise DeploymentError(
-            f"{str(kit)!r} is no kit of a {role}: {missing[0]} is missing; `sfvi deploy init` makes kits."
+            f"{str(kit)!r} is no kit of {ROLES[role]}: {missing[0]} is missing; `sfvi deploy init` makes kits."
         )
-    key = kit / f"startup/{role}.key"
+    key = kit / f"startup/{files}.key"
     if key.stat().st_mode & 0o077:
         raise DeploymentError(f"{str(key)!r} can be read by others; chmod 600 it, and think about who has seen it.")
     if role == "server":
@@ -190,5 +200,8 @@ def _common_name(path):
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise DeploymentError(f"{str(path)!r} is damaged; take it from the kit again.") from None
     return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)

@@ -12,8 +12,10 @@ from typing import Any
 
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
+from ... import archive
 from ...errors import DeploymentError
 from ..spec import RunSpec
+from . import kits
 from .kits import OPERATOR
 from .roles import OUTCOME, STATUS_TOPIC
 
@@ -23,6 +25,7 @@ PATIENCE = 5.0  # seconds for one attempt to reach the server
 CONNECTING = 30.0  # seconds that silos have to connect before the first job, if not all are needed
 ROLES = "sfvi.deploy.nvflare.roles"
 RUNTIME = "nvflare.collab.runtime"
+JOB = "sfvi-"  # before the name of a run
 
 
 class Operator:
@@ -35,14 +38,14 @@ class Operator:
     """
 
     def __init__(self, kit: Path, spec: RunSpec, tell: Callable[[dict[str, Any]], None] = lambda status: None):
-        if not (Path(kit) / "startup" / "client.key").is_file():
-            raise DeploymentError(f"{str(kit)!r} is no kit of an operator; `sfvi deploy init` makes one.")
+        kits.check(Path(kit), role="admin")
         self._kit, self._spec, self._tell = Path(kit), spec, tell
         self._session: Session | None = None
         self._begun = False
 
     def run(self, output: Path) -> Path:
         """Bring the run to its end; returns the folder with its result."""
+        archive.probe(output / "global.npz")
         try:
             return self._run(output)
         finally:
@@ -58,6 +61,8 @@ class Operator:
             if word["state"] == "failed":
                 raise DeploymentError(word["reason"])
             log.warning("the job ended before the run (%s); it is submitted again", word["reason"])
+            if word["state"] == "waiting":  # for how long is settled there
+                continue
             if word.get("step") != progress:
                 progress, since = word.get("step"), time.monotonic()
             elif time.monotonic() - since > self._spec.deadline:
@@ -72,7 +77,12 @@ class Operator:
         with tempfile.TemporaryDirectory() as folder:
             _write_job(Path(folder) / "job", self._spec, silos)
             job = self._ask(lambda session: session.submit_job(str(Path(folder) / "job")))
-        log.info("run %s is submitted (job %s) to %s", self._spec.name, job, ", ".join(silos))
+        log.info(
+            "run %s is submitted to %s; their processes start and compile (job %s)",
+            self._spec.name,
+            ", ".join(silos),
+            job,
+        )
         return job, silos
 
     def _wait_for_silos(self):
@@ -114,6 +124,9 @@ class Operator:
                 last = found
                 self._begun = True
                 self._tell(found)
+            elif not last and (gone := sorted(set(silos) - set(self._connected()))):
+                self._ask(lambda session: session.abort_job(job))
+                return {"state": "waiting", "reason": f"{', '.join(gone)} is gone", "step": None}
             back = sorted(set(self._spec.silos) - set(silos)) if self._begun else []
             if back and set(back) & set(self._connected()):
                 log.info("%s is back; the job is begun anew with it", ", ".join(back))
@@ -149,11 +162,6 @@ class Operator:
             shutil.copytree(found[0], output, dirs_exist_ok=True)
         return output
 
-    def status(self) -> dict[str, Any] | None:
-        """The status of the run, if it is under way."""
-        found = self._under_way()
-        return found and found[1]
-
     def _running(self):
         """A job of this run that is under way already, begun by an earlier operator."""
         found = self._under_way()
@@ -163,12 +171,17 @@ class Operator:
         return found[0], sorted(self._spec.silos)
 
     def _under_way(self):
+        return next(iter(self.jobs(_job_name(self._spec))), None)
+
+    def jobs(self, name: str | None = None) -> list[tuple[str, dict[str, Any]]]:
+        """Jobs of runs that are under way, and the status of each; all, or those of one name."""
+        found = []
         for job in self._ask(lambda session: session.list_jobs(limit=20, reverse=True)):
-            if job.get("job_name") == _job_name(self._spec) and job.get("status") == "RUNNING":
-                found = self._status(job["job_id"])  # a server that was killed calls dead jobs running too
-                if found is not None:
-                    return job["job_id"], found
-        return None
+            mine = job.get("job_name") == name if name else str(job.get("job_name")).startswith(JOB)
+            if mine and job.get("status") == "RUNNING":
+                status = self._status(job["job_id"])  # a server that was killed calls dead jobs running too
+                found += [] if status is None else [(job["job_id"], status)]
+        return found
 
     def _connected(self):
         return [client.name for client in self._ask(lambda session: session.get_connected_client_list())]
@@ -208,17 +221,17 @@ class Operator:
             self._session = None
 
 
-def state_of(kit: Path, run: str) -> dict[str, Any] | None:
-    """The status of a run that is under way, asked of the server."""
-    operator = Operator(kit, RunSpec(name=run, silos=("any",), deadline=10.0))
+def under_way(kit: Path, run: str | None = None) -> list[dict[str, Any]]:
+    """The status of runs that are under way, asked of the server; of all, or of one."""
+    operator = Operator(kit, RunSpec(name=run or "any", silos=("any",), deadline=10.0))
     try:
-        return operator.status()
+        return [status for _, status in operator.jobs(None if run is None else JOB + run)]
     finally:
         operator.close()
 
 
 def _job_name(spec):
-    return f"sfvi-{spec.name}"
+    return JOB + spec.name
 
 
 def _write_job(folder, spec, silos):
@@ -257,4 +270,4 @@ def _write_job(folder, spec, silos):
         path.write_text(json.dumps(content, indent=1))
 
 
-__all__ = ["Operator", "state_of"]
+__all__ = ["Operator", "under_way"]
