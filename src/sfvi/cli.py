@@ -27,6 +27,10 @@ Port = Annotated[int, typer.Option(help="Of the server; the only one to open.")]
 Kit = Annotated[Path, typer.Option(help="Folder of the kit, from `sfvi deploy init`.", exists=True, file_okay=False)]
 FlowerKit = Annotated[Path, typer.Option(help="The kit, from `sfvi flower init`.", exists=True, file_okay=False)]
 Model = Annotated[str, typer.Option(help="The model, as module:object.")]
+Data = Annotated[str, typer.Option(help="A .csv or .parquet file, or module:function called with the silo's name.")]
+UnitIds = Annotated[
+    str | None, typer.Option(help="Column with the units' ids, whole numbers; the program does not see it.")
+]
 AppDir = Annotated[Path, typer.Option(help="Where modules are looked for beside installed ones.", exists=True)]
 Folder = Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the kit.")]
 Precision = Annotated[str, typer.Option(help="float32 or float64, the same everywhere.")]
@@ -83,10 +87,8 @@ def server_start(
 def silo_start(
     kit: Kit,
     model: Model,
-    data: Annotated[str, typer.Option(help="A .csv or .parquet file, or module:function called with the silo's name.")],
-    unit_ids: Annotated[
-        str | None, typer.Option(help="Column with the units' ids, whole numbers; the program does not see it.")
-    ] = None,
+    data: Data,
+    unit_ids: UnitIds = None,
     app_dir: AppDir = Path(),
     folder: Folder = None,
     precision: Precision = "float32",
@@ -146,10 +148,8 @@ def flower_server(
 def flower_silo(
     folder: FlowerKit,
     model: Model,
-    data: Annotated[str, typer.Option(help="A .csv or .parquet file, or module:function called with the silo's name.")],
-    unit_ids: Annotated[
-        str | None, typer.Option(help="Column with the units' ids, whole numbers; the program does not see it.")
-    ] = None,
+    data: Data,
+    unit_ids: UnitIds = None,
     app_dir: AppDir = Path(),
     precision: Precision = "float32",
     port: Annotated[

@@ -125,15 +125,21 @@ class Operator:
                 self._begun = True
                 self._tell(found)
             elif not last and (gone := sorted(set(silos) - set(self._connected()))):
-                self._ask(lambda session: session.abort_job(job))
+                self._abort(job)
                 return {"state": "waiting", "reason": f"{', '.join(gone)} is gone", "step": None}
             back = sorted(set(self._spec.silos) - set(silos)) if self._begun else []
             if back and set(back) & set(self._connected()):
                 log.info("%s is back; the job is begun anew with it", ", ".join(back))
-                self._ask(lambda session: session.abort_job(job))
+                self._abort(job)
                 return {"state": "interrupted", "reason": "a silo came back", "step": last.get("round")}
         word = self._outcome(job) or {"state": "interrupted", "reason": state}
         return {**word, "step": last.get("round")}
+
+    def _abort(self, job):
+        try:
+            self._ask(lambda session: session.abort_job(job), once=True)
+        except Exception:  # it has just ended, or the connection has: both are found out next
+            log.debug("job %s could not be aborted", job)
 
     def _status(self, job):
         try:
