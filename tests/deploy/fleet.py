@@ -18,10 +18,19 @@ from .federation import HERE, SFVI, environment, free_port
 class Fleet:
     """SuperLink, SuperExec and SuperNodes; whoever is killed can be started again by the same command."""
 
-    def __init__(self, folder, silos=("north", "south"), *, model="cities:model", data="cities:load", app_dir=HERE):
+    def __init__(
+        self,
+        folder,
+        silos=("north", "south"),
+        *,
+        model="cities:model",
+        data="cities:load",
+        app_dir=HERE,
+        precision="float32",
+    ):
         self.folder, self.silos = Path(folder), tuple(silos)
         self.kits, self.port, self.processes = self.folder / "kits", free_port(), {}
-        self.common = ["--app-dir", str(app_dir), "--model", model]
+        self.common = ["--app-dir", str(app_dir), "--model", model, "--precision", precision]
         flags = [part for name in self.silos for part in ("--silo", name)]
         self.sfvi("init", str(self.kits), "--port", str(self.port), *flags)
         printed = self.printed("server", "--folder", str(self.kits / "server"), *self.common)

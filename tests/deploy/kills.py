@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+import sfvi
 from sfvi import archive
 
+from . import cities
 from .federation import Federation
 
 RUNS = {
@@ -102,8 +104,38 @@ def torment(federation, algorithm, run, number, rng, say=print):
     return arrays_of(federation, run)
 
 
+def absence(federation, say=print):
+    """With --min-silos a run goes on without a dead silo and takes it back; the result tells who was there.
+
+    Returns what is wrong with it.
+    """
+    flags = ["--algorithm", "Sites", "--option", "num_local_steps=400", "--rounds", "400"]
+    operator = federation.begin("absence", *flags, "--min-silos", "1", "--late", "2")
+
+    def wait_for(condition):
+        begin = time.monotonic()
+        while not condition(federation.status("absence")):
+            if operator.poll() is not None or time.monotonic() - begin > GIVE_UP:
+                raise AssertionError(f"it does not come to that\n{federation.logs()}")
+            time.sleep(0.05)
+        return federation.status("absence")["round"]
+
+    killed = wait_for(lambda status: status.get("round", 0) >= 10)
+    gone = federation.silos[-1]
+    federation.kill(gone)
+    started = wait_for(lambda status: gone in status.get("lost", []) and status["round"] > killed + 10)
+    federation.start(gone)
+    back = wait_for(lambda status: gone in status.get("answered", []) and status["round"] > started)
+    if operator.wait(timeout=GIVE_UP):
+        raise AssertionError(f"the run failed\n{federation.logs()}")
+    there = sfvi.load(federation.folder / "absence", cities.model, {}).participation[gone]
+    say(f"{gone} was killed in round {killed} and back in round {back} of 400; it took part in {there.sum()}")
+    right = there[:killed].all() and not there[killed + 10 : started].any() and there[back:].all()
+    return [] if right else [f"absence: participation of {gone} is not what happened"]
+
+
 def main(folder, *, kills, seed, say=print):
-    """Undisturbed runs, then the same ones with kills; returns what differs."""
+    """Undisturbed runs, then the same ones with kills; then a silo that is left out; returns what differs."""
     rng = random.Random(seed)
     shares = [kills // 3 + (position < kills % 3) for position in range(3)]
     wrong = []
@@ -117,7 +149,7 @@ def main(folder, *, kills, seed, say=print):
             wrong += [f"{algorithm}: {name}" for name in odd]
             seconds = time.monotonic() - begin
             say(f"{algorithm}: {number} kills, {len(odd)} of {len(calm)} arrays differ, {seconds:.0f} s")
-    return wrong
+        return wrong + absence(federation, say)
 
 
 if __name__ == "__main__":

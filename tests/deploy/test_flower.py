@@ -271,9 +271,9 @@ sfvi.fit(cities.model, silos, unit_ids=ids, algorithm=algorithm, num_rounds=3, k
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """A fleet with people around it who do not belong to it."""
+    """A fleet in double precision, with people around it who do not belong to it."""
     folder = tmp_path_factory.mktemp("fleet")
-    with Fleet(folder) as fleet:
+    with Fleet(folder, precision="float64") as fleet:
         for name in ("liar", "stranger", "elsewhere"):
             shutil.copytree(fleet.kits / "north", folder / name)
         public = folder / "liar.pub"
@@ -292,9 +292,10 @@ def fleet(tmp_path_factory):
 @pytest.fixture(scope="module")
 def deployed(fleet):
     """A run over the fleet, and the same in one process."""
-    number = fleet.begin("cities", algorithm="Sites", options=json.dumps(OPTIONS), rounds=3, key=7)
+    number = fleet.begin("cities", algorithm="Sites", options=json.dumps(OPTIONS), rounds=3, key=7, wire="float64")
     path = fleet.folder / "reference"
-    subprocess.run([sys.executable, "-c", REFERENCE, str(path)], env=surroundings(), cwd=HERE, check=True)
+    double = {**surroundings(), "JAX_ENABLE_X64": "1"}
+    subprocess.run([sys.executable, "-c", REFERENCE, str(path)], env=double, cwd=HERE, check=True)
     return SimpleNamespace(state=fleet.wait(number, "cities"), reference=path)
 
 
@@ -309,15 +310,14 @@ def close(one, other, tolerance):
 def test_a_deployed_run_gives_the_result_of_one_process(fleet, deployed):
     assert deployed.state == ("finished:completed", "N/A"), fleet.logs()
     found, _ = archive.read(fleet.result("cities") / "global.npz", kind="global posterior")
-    close(archive.read(deployed.reference / "global.npz", kind="global posterior")[0], found, 1e-6)
+    close(archive.read(deployed.reference / "global.npz", kind="global posterior")[0], found, 1e-12)
     assert not list(fleet.result("cities").glob("silos/*"))
 
 
 def test_silos_keep_their_posteriors(fleet, deployed):
-    """The last digit of float32 differs between one compiled loop and a program for each step, and 170 steps follow."""
     for name in fleet.silos:
         found, _ = archive.read(fleet.silo_posterior(name, "cities"), kind="silo posterior")
-        close(archive.read(deployed.reference / "silos" / f"{name}.npz", kind="silo posterior")[0], found, 1e-5)
+        close(archive.read(deployed.reference / "silos" / f"{name}.npz", kind="silo posterior")[0], found, 1e-12)
 
 
 def test_strangers_get_nowhere(fleet, deployed):

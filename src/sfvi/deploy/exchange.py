@@ -134,6 +134,7 @@ class Exchange:
             self._said.add((name, answer.reason))
             if answer.gone:
                 self._gone[name] = answer.reason
+                self._report.lost(sorted(self._gone))
                 wanted.leave(name, answers)
             elif name in wanted.open:
                 retry[name] = time.monotonic() + TRY_AGAIN

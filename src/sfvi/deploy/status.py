@@ -63,6 +63,11 @@ class Reporter:
         self._known |= {"state": "waiting", "waiting for": names}
         self._write(time.monotonic())
 
+    def lost(self, names: list[str]) -> None:
+        """Silos that cannot be reached any more in this attempt."""
+        self._known["lost"] = names
+        self._write(time.monotonic())
+
     def stopped(self, error: BaseException) -> None:
         """The attempt is over."""
         self._known |= {"state": "stopped", "reason": str(error), "waiting for": [], "seconds left": None}
@@ -106,6 +111,8 @@ def line(status: dict[str, Any]) -> str:
         parts.append(f"answered: {', '.join(status['answered'])}")
     if status.get("waiting for"):
         parts.append(f"waiting for: {', '.join(status['waiting for'])}")
+    if status.get("lost") and status.get("state") != "finished":
+        parts.append(f"without: {', '.join(status['lost'])}")
     if status.get("elbo") is not None:
         parts.append(f"ELBO {status['elbo']:,.2f}")
     if status.get("rounds per second"):

@@ -26,7 +26,7 @@ from .exactness import same_density, stack
 
 MAX_BUCKETS = 8
 MAX_SHAPES = 8
-MIN_RATIO = 1.25  # silos whose sizes differ by less than this share a bucket
+MIN_RATIO = 1.5  # silos whose sizes differ by less than this share a bucket: compiling one more costs more than padding
 
 
 class Batch(NamedTuple):

@@ -112,6 +112,7 @@ class Operator:
         """Until the job is over; what came of it."""
         started = self._server_started()
         last: dict[str, Any] = {}
+        missed: dict[str, Any] = {}
         while True:
             time.sleep(POLL)
             state = str(self._ask(lambda session: session.get_job_status(job)))
@@ -122,18 +123,30 @@ class Operator:
             found = self._status(job)
             if found:
                 last = found
-                self._begun = True
+                self._begun = self._begun or "round" in found
                 self._tell(found)
             elif not last and (gone := sorted(set(silos) - set(self._connected()))):
                 self._abort(job)
                 return {"state": "waiting", "reason": f"{', '.join(gone)} is gone", "step": None}
-            back = sorted(set(self._spec.silos) - set(silos)) if self._begun else []
-            if back and set(back) & set(self._connected()):
+            if last.get("state") != "finished" and (back := self._back(silos, last, missed)):
                 log.info("%s is back; the job is begun anew with it", ", ".join(back))
                 self._abort(job)
                 return {"state": "interrupted", "reason": "a silo came back", "step": last.get("round")}
         word = self._outcome(job) or {"state": "interrupted", "reason": state}
         return {**word, "step": last.get("round")}
+
+    def _back(self, silos, last, missed):
+        """Silos that the run does without and that were heard of since they were missed first.
+
+        A killed one stays in NVFlare's list for a while, but is not heard of.
+        """
+        away = set(self._spec.silos) - set(silos) | set(last.get("lost", [])) if self._begun else set()
+        if not away:
+            return []
+        heard = self._connected()
+        for name in away:
+            missed.setdefault(name, heard.get(name))
+        return sorted(name for name in away & set(heard) if heard[name] != missed[name])
 
     def _abort(self, job):
         try:
@@ -190,7 +203,9 @@ class Operator:
         return found
 
     def _connected(self):
-        return [client.name for client in self._ask(lambda session: session.get_connected_client_list())]
+        """The silos in NVFlare's list, and when each was last heard of."""
+        found = self._ask(lambda session: session.get_connected_client_list())
+        return {client.name: client.last_connect_time for client in found}
 
     def _server_started(self):
         return str(self._ask(lambda session: session.get_system_info()).server_info.start_time)

@@ -96,7 +96,8 @@ class ServerRole:
         mine, spec = site.here(), self._spec
         folder = Path(mine.folder)
         context = collab.fl_ctx
-        context.get_engine().register_app_command(STATUS_TOPIC, _tell_status, folder / spec.name)
+        began = time.time()
+        context.get_engine().register_app_command(STATUS_TOPIC, _tell_status, folder / spec.name, began)
         word = {"state": "finished", "reason": None}
         try:
             self._lock = site.lock(folder)
@@ -126,9 +127,11 @@ def _end_with_parent():
     threading.Thread(target=watch, name="sfvi-parent", daemon=True).start()
 
 
-def _tell_status(topic, data, fl_ctx, folder):
+def _tell_status(topic, data, fl_ctx, folder, began):
+    """The run's status, unless an earlier attempt left it."""
     del topic, data, fl_ctx
-    return status.read(folder) or {"run": folder.name}
+    found = status.read(folder) or {}
+    return found if found.get("time", 0.0) >= began else {"run": folder.name, "state": "starting"}
 
 
 class CollabTransport:
