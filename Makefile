@@ -4,14 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint format bench bench-deploy kills soak clean
+.PHONY: demo test test-thorough lint format bench bench-deploy kills soak clean
 
 demo: $(READY)            ## Fit the six-cities model over two silos and compare with NUTS
 	$(BIN)/sfvi demo
 
 test: $(READY)            ## Run the tests
-	$(BIN)/python -m pytest -n 2 -m "not deployed"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not deployed and not thorough"
 	$(BIN)/python -m pytest -m deployed
+
+test-thorough: $(READY)   ## Run the long tests that `make test` leaves out
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m thorough
 
 lint: $(READY)            ## Format check, linters, types, direction of dependencies
 	$(BIN)/ruff format --check .

@@ -48,8 +48,19 @@ import hypothesis
 import jax
 import pytest
 
+from .thorough import THOROUGH
+
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests that `make test` leaves out, and begin with the longest: nobody should wait for it at the end."""
+    items.sort(key=lambda item: "test_docs.py" not in item.nodeid)
+    by_name = {item.nodeid.removeprefix("tests/"): item for item in items}
+    for name in THOROUGH:
+        if name in by_name:
+            by_name[name].add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture
