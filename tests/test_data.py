@@ -52,10 +52,52 @@ def test_a_split_deals_every_unit_once(sizes, seed):
     assert list(silos) == sorted(silos)
 
 
-@pytest.mark.parametrize("sizes", [[3, 3], [5, 0], [4, 2, -1]])
-def test_sizes_must_fit(sizes):
-    with pytest.raises(sfvi.OptionError, match="add up to"):
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [([3, 3], "add up to 6"), ([5, 0], "at least one unit"), ([4, 2, -1], "at least one unit"), ([], "add up to 0")],
+)
+def test_sizes_must_fit(sizes, message):
+    with pytest.raises(sfvi.OptionError, match=message):
         sfvi.data.split_units({"u": np.arange(5)}, sizes, seed=0)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 1000))
+def test_an_equal_split_deals_every_unit_once(total, num_silos, seed):
+    if num_silos > total:
+        with pytest.raises(sfvi.OptionError, match=f"between 1 and {total}"):
+            sfvi.data.equally(total, num_silos, seed=seed)
+        return
+    ids = sfvi.data.equally(total, num_silos, seed=seed)
+    sizes = [len(units) for units in ids.values()]
+    assert (len(ids), sum(sizes)) == (num_silos, total)
+    assert max(sizes) - min(sizes) <= 1
+    assert np.array_equal(np.sort(np.concatenate(list(ids.values()))), np.arange(total))
+    again = sfvi.data.equally(total, num_silos, seed=seed)
+    assert all(np.array_equal(ids[name], again[name]) for name in ids)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(0, 1000))
+def test_a_split_by_size_has_exactly_those_sizes(sizes, seed):
+    ids = sfvi.data.by_size(sizes, seed=seed)
+    assert [len(units) for units in ids.values()] == sizes
+    assert np.array_equal(np.sort(np.concatenate(list(ids.values()))), np.arange(sum(sizes)))
+    named = sfvi.data.by_size({f"hospital {i}": size for i, size in enumerate(sizes)}, seed=seed)
+    assert all(np.array_equal(a, b) for a, b in zip(ids.values(), named.values(), strict=True))
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=100), st.integers(1, 12))
+def test_a_sorted_split_deals_every_unit_once_in_order(values, num_silos):
+    if num_silos > len(values):
+        with pytest.raises(sfvi.OptionError, match="number of silos"):
+            sfvi.data.by_order(values, num_silos)
+        return
+    ids = sfvi.data.by_order(values, num_silos)
+    sizes = [len(units) for units in ids.values()]
+    assert max(sizes) - min(sizes) <= 1
+    order = np.concatenate(list(ids.values()))
+    assert np.array_equal(np.sort(order), np.arange(len(values)))
+    pairs = [(values[unit], unit) for unit in order]
+    assert pairs == sorted(pairs)
 
 
 COVARIATES = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal"
@@ -320,7 +362,11 @@ def test_the_proportions_of_a_dirichlet_split_have_its_variance():
 
 def test_another_seed_is_another_split():
     labels = np.arange(1000) % 10
-    for split in [partial(sfvi.data.by_label, labels, 5), partial(sfvi.data.dirichlet, labels, 5, concentration=1.0)]:
+    for split in [
+        partial(sfvi.data.by_label, labels, 5),
+        partial(sfvi.data.dirichlet, labels, 5, concentration=1.0),
+        partial(sfvi.data.equally, 1000, 5),
+    ]:
         assert not np.array_equal(split(seed=0)["silo-0"], split(seed=1)["silo-0"])
 
 
@@ -335,6 +381,7 @@ BAD_SPLITS = {
         lambda: sfvi.data.dirichlet([], 2, concentration=1.0, seed=0),
         r"dirichlet: the labels have shape \(0,\)",
     ),
+    "one-hot order": (lambda: sfvi.data.by_order(np.eye(3), 2), r"shape \(3, 3\); give one number a unit"),
     "negative": (lambda: sfvi.data.dirichlet([0, 1], 2, concentration=-1.0, seed=0), "concentration is -1.0"),
     "infinite": (lambda: sfvi.data.dirichlet([0, 1], 9, concentration=1e308, seed=0), r"concentration is 1e\+308"),
     "empty silo": (

@@ -52,6 +52,23 @@ def demo(
     demos.six_cities(output, num_rounds=rounds, sites_rounds=sites_rounds, num_draws=draws)
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Of the experiment; without one they are listed.")] = None,
+    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (hours).")] = "quick",
+    only: Annotated[str, typer.Option(help="Run only cells whose name holds this.")] = "",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier runs found.")] = False,
+    folder: Annotated[Path, typer.Option(help="With the experiments' specifications.")] = Path("experiments"),
+) -> None:
+    """Make a table or figure: run what is missing, fill its README, draw its picture. Go on after a kill."""
+    from . import experiments
+
+    if name is None:
+        print("\n".join(experiments.names(folder)) or f"There are no experiments in {folder}.")
+        return
+    print(experiments.reproduce(folder, experiments.EXPERIMENTS, name, preset=preset, only=only, fresh=fresh))
+
+
 @deploy_app.command("init")
 def deploy_init(
     folder: Kits,

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from numpyro.infer import MCMC, NUTS
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from .algorithms import SFVI, AlgorithmOptions, Sites
+from .baselines import nuts
 from .data import six_cities as load_six_cities
 from .data import split_units
 from .fitting import fit
 from .zoo import logistic_mixed_model
-from .zoo.logistic_mixed import population, silo
 
 PARAMETERS = ["beta[intercept]", "beta[smoke]", "beta[age]", "beta[smoke:age]", "omega"]
 SIZES = {"north": 300, "south": 237}
@@ -52,32 +51,19 @@ def six_cities(output: Path, *, num_rounds: int, sites_rounds: int, num_draws: i
         exchanged[name] = f"{name}: {rounds:,} exchanges of {there} bytes to a silo and {back} bytes back"
         return _columns(result.posterior.sample(jax.random.key(1), 10_000))
 
-    record("NUTS, pooled data", lambda: _nuts(pooled, num_draws))
+    def sampled(data):
+        return nuts(logistic_mixed_model(), data, key=2, num_draws=num_draws, progress=False).columns()
+
+    record("NUTS, pooled data", lambda: sampled({"all": pooled}))
     record("SFVI, two silos", lambda: federated(SFVI(), num_rounds))
     record("Sites, two silos", lambda: federated(Sites(), sites_rounds))
     for name in SIZES:
-        record(f"NUTS, {name} alone", lambda name=name: _nuts(silos[name], num_draws))
+        record(f"NUTS, {name} alone", lambda name=name: sampled({name: silos[name]}))
     console.print(_table(draws))
     picture = _plot(draws, output)
     console.print("; ".join(exchanged.values()) + ". No child's data left its silo.")
     console.print(f"Marginals: {picture}")
     return draws
-
-
-def _nuts(data, num_draws):
-    def model():
-        silo(population(), data)
-
-    sampler = MCMC(
-        NUTS(model),
-        num_warmup=num_draws,
-        num_samples=num_draws,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    sampler.run(jax.random.key(2))
-    return _columns(sampler.get_samples())
 
 
 def _columns(draws):

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .. import _optim
 from .._types import GlobalVec, Key, Scalar, Theta
 from ..errors import OptionError
-from ..families import StructuredLocal
+from ..families import MeanFieldGaussian, StructuredLocal
 from ..model import SiloData, StructuredModel
 from ..natural import Natural, as_gaussian, gaussian, inner_product, natural, packed, standard, standardized, unpacked
 from ..objectives import Shared
@@ -134,7 +134,8 @@ class Sites(AbstractVariationalOptions):
 
     For Gaussian $q(z_G)$, mean field or full covariance. Its stationary points are those of SFVI, whatever the split
     and however silos differ; absent silos keep their site, so partial participation brings no bias either. In the
-    first round every silo takes itself for a copy of the whole, as in SFVI-Avg, which is only a start.
+    first round every silo takes itself for a copy of the whole, as in SFVI-Avg, which is only a start; with a
+    mean-field family it foresees the others in this way in all rounds; what is stationary stays so (`docs/design.md`).
 
     Args:
         num_local_steps: m, steps of a silo in one round. More of them cost no exchange.
@@ -338,10 +339,11 @@ class BoundSites(NamedTuple):
 
     def _start(self, state, broadcast, data):
         """The silo's state, measured from the broadcast, and its problem in this round."""
-        shift = broadcast.shared.family.center - state.center
-        copies = jnp.where(broadcast.first, 1.0 / _share(broadcast, data), 1.0)
+        family = broadcast.shared.family
+        foresee = broadcast.first | isinstance(family, MeanFieldGaussian)
+        copies = jnp.where(foresee, 1.0 / _share(broadcast, data), 1.0)
         problem = tilted(broadcast.shared, broadcast.points_precision, state.site, copies, broadcast.first)
-        return state._replace(family=state.family.recentered(shift)), problem
+        return state._replace(family=state.family.recentered(family.center - state.center)), problem
 
     def _step(self, key, carry, number, problem, data):
         state, inner, points = carry

@@ -2,9 +2,10 @@ r"""One participant's problem in a round of Sites: its own term against what the
 
 The participant owns one factor $t_j$ of $q(z_G) = \prod_i t_i(z_G)$ and looks for the best Gaussian
 
-$$\max_{q'} \; \mathrm{E}_{q'}[\mathcal{L}_j(z_G) + \log (q / t_j)(z_G) - \log q'(z_G)]$$
+$$\max_{q'} \; \mathrm{E}_{q'}[k \mathcal{L}_j(z_G) + \log (q / t_j^k)(z_G) - \log q'(z_G)]$$
 
-in coordinates standardized by $q$, so that step sizes have the same meaning in every model and round.
+in coordinates standardized by $q$, so that step sizes have the same meaning in every model and round, and takes the
+$k$-th part of the change.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
-from .._types import Scalar
+from .._types import GlobalVec, Scalar
 from ..natural import Gaussian, Natural, as_gaussian, clipped, compose, gaussian, natural, relocated, standard
 from ..objectives import Shared
 from .elbo import Elbo
@@ -54,7 +55,8 @@ class Tilted(NamedTuple):
         start: $q$ in terms of $u$.
         total: $q$ as a factor.
         cavity: $q / t_j^k$.
-        copies: $k$: how many participants like this one make up the whole; 1 but in the first round.
+        copies: $k$: how many participants like this one make up the whole, or 1 if factors speak for the others.
+        hold: $w$, by which a mean-field $q'$ is held to $q$ where the cavity has a negative precision; None otherwise.
         first: Whether this is the first round, where $q$ is but a guess.
     """
 
@@ -63,6 +65,7 @@ class Tilted(NamedTuple):
     total: Factor
     cavity: Factor
     copies: Scalar
+    hold: GlobalVec | None
     first: Bool[Array, ""]
 
     def family(self, inner: Gaussian) -> Gaussian:
@@ -80,7 +83,8 @@ class Tilted(NamedTuple):
         """Estimate what is maximized over $q'$, given by `inner`, and the point estimates."""
         shared = Shared(self.family(inner), *points)
         others = elbo.factor(self.cavity.latents.log_factor, shared.family, noise)
-        return self.copies * term(shared) + others + self.cavity.points.log_factor(flat(points, others.dtype))
+        value = self.copies * term(shared) + others + self.cavity.points.log_factor(flat(points, others.dtype))
+        return value if self.hold is None else value - jnp.dot(self.hold, divergence(inner))
 
     def change(self, inner: Gaussian, points: Points, curvature: Curvature, sharers: Scalar, damping: Scalar) -> Factor:
         r"""By how much the participant changes its site, having found `inner` and the point estimates.
@@ -118,7 +122,15 @@ def tilted(shared: Shared, points_precision: Curvature, site: Factor, copies: Sc
     def choose(one, other):
         return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
-    return Tilted(choose(plain, base), choose(within, origin), total, total.plus(site, -copies), copies, first)
+    cavity, hold = total.plus(site, -copies), None
+    if total.latents.precision.ndim == 1:  # together with a concave term the cavity then has a maximum
+        hold = jnp.where(first, 0.0, jnp.maximum(-cavity.latents.precision / total.latents.precision, 0.0))
+    return Tilted(choose(plain, base), choose(within, origin), total, cavity, copies, hold, first)
+
+
+def divergence(inner: Gaussian) -> GlobalVec:
+    r"""$\mathrm{KL}(q' \,\|\, q)$ of every coordinate, given $q'$ in coordinates where $q$ is standard."""
+    return 0.5 * (inner.loc**2 + jnp.expm1(2 * inner.log_scale)) - inner.log_scale
 
 
 def flat(points: Points, dtype) -> Float[Array, " n_points"]:

@@ -2,7 +2,20 @@
 
 from .heart_disease import heart_disease
 from .images import Images, fashion_mnist, mnist
-from .partition import by_label, dirichlet, split_units
+from .partition import by_label, by_order, by_size, dirichlet, equally, split_units, take
 from .six_cities import six_cities
 
-__all__ = ["Images", "by_label", "dirichlet", "fashion_mnist", "heart_disease", "mnist", "six_cities", "split_units"]
+__all__ = [
+    "Images",
+    "by_label",
+    "by_order",
+    "by_size",
+    "dirichlet",
+    "equally",
+    "fashion_mnist",
+    "heart_disease",
+    "mnist",
+    "six_cities",
+    "split_units",
+    "take",
+]

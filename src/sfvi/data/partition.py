@@ -14,7 +14,7 @@ from ..errors import OptionError
 def split_units(
     data: Any, sizes: Sequence[int] | Mapping[str, int], *, seed: int
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Deal the units (first axis of every array) at random to silos.
+    """Deal the units (first axis of every array) at random to silos: `by_size`, then `take`.
 
     Args:
         data: Tree of arrays with the units on the first axis.
@@ -24,19 +24,73 @@ def split_units(
     Returns:
         Data by silo, and the original positions of each silo's units, for `unit_ids`.
     """
-    if not isinstance(sizes, Mapping):
-        sizes = dict(zip(_names(len(sizes)), sizes, strict=True))
-    total = len(jax.tree.leaves(data)[0])
-    if sum(sizes.values()) != total or min(sizes.values()) < 1:
+    total, dealt = len(jax.tree.leaves(data)[0]), sum(sizes.values() if isinstance(sizes, Mapping) else sizes)
+    if dealt != total:
         raise OptionError(
-            f"split_units: the sizes add up to {sum(sizes.values())} with a smallest of "
-            f"{min(sizes.values())}; they must be positive and add up to {total}."
+            f"split_units: the sizes add up to {dealt}; they must add up to {total}, the number of units."
         )
-    order = np.random.default_rng(seed).permutation(total)
-    ends = np.cumsum(list(sizes.values()))[:-1]
-    ids = {name: np.sort(part) for name, part in zip(sizes, np.split(order, ends), strict=True)}
-    silos = {name: jax.tree.map(lambda leaf, i=i: leaf[i], data) for name, i in ids.items()}
-    return silos, ids
+    ids = by_size(sizes, seed=seed)
+    return take(data, ids), ids
+
+
+def take(data: Any, positions: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The data of each silo, from the positions of its units that a partitioner gave.
+
+    Args:
+        data: Tree of arrays with the units on the first axis.
+        positions: Of each silo's units.
+    """
+    return {name: jax.tree.map(lambda leaf, rows=rows: leaf[rows], data) for name, rows in positions.items()}
+
+
+def equally(total: int, num_silos: int, *, seed: int) -> dict[str, np.ndarray]:
+    """Deal units at random to silos whose sizes differ by one at most.
+
+    Args:
+        total: Number of units.
+        num_silos: Number of silos, named silo-0, silo-1, ...
+        seed: Of the shuffle.
+
+    Returns:
+        Positions of each silo's units, in rising order.
+    """
+    return by_size(_even("equally", total, num_silos), seed=seed)
+
+
+def by_size(sizes: Sequence[int] | Mapping[str, int], *, seed: int) -> dict[str, np.ndarray]:
+    """Deal units at random to silos of given sizes, which add up to the number of units.
+
+    Args:
+        sizes: Units per silo, by name or in order (then named silo-0, silo-1, ...).
+        seed: Of the shuffle.
+
+    Returns:
+        Positions of each silo's units, in rising order.
+    """
+    named = dict(sizes) if isinstance(sizes, Mapping) else dict(zip(_names(len(sizes)), sizes, strict=True))
+    if not named or min(named.values()) < 1:
+        raise OptionError(f"by_size: the sizes are {list(named.values())}; give every silo at least one unit.")
+    order = np.random.default_rng(seed).permutation(sum(named.values()))
+    ends = np.cumsum(list(named.values()))[:-1]
+    return {name: np.sort(part) for name, part in zip(named, np.split(order, ends), strict=True)}
+
+
+def by_order(values: Any, num_silos: int) -> dict[str, np.ndarray]:
+    """Sort the units and cut them into parts whose sizes differ by one at most: silos as different as can be.
+
+    Args:
+        values: What to sort by, a number for each unit; units with the same one keep their order.
+        num_silos: Number of silos, named silo-0, silo-1, ...
+
+    Returns:
+        Positions of each silo's units, in the order of their values.
+    """
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise OptionError(f"by_order: the values have shape {values.shape}; give one number a unit.")
+    sizes = _even("by_order", len(values), num_silos)
+    parts = np.split(np.argsort(values, kind="stable"), np.cumsum(sizes)[:-1])
+    return dict(zip(_names(num_silos), parts, strict=True))
 
 
 def by_label(labels: Any, num_silos: int, *, share: float = 0.9, seed: int) -> dict[str, np.ndarray]:
@@ -108,6 +162,16 @@ def dirichlet(labels: Any, num_silos: int, *, concentration: float, seed: int) -
             "fewer silos or another seed."
         )
     return _deal(codes, quotas, rng)
+
+
+def _even(function, total, num_silos):
+    """Sizes that differ by one at most, the larger ones first."""
+    if not 1 <= num_silos <= total:
+        raise OptionError(
+            f"{function}: the number of silos is {num_silos}; it must lie between 1 and {total}, the units."
+        )
+    each, more = divmod(total, num_silos)
+    return [each + 1] * more + [each] * (num_silos - more)
 
 
 def _names(num_silos):

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from numpyro import handlers
 
 from .._types import Key, Theta
 from ..errors import ModelError, OptionError
@@ -104,6 +105,30 @@ class StructuredModel:
         units = count_units(name, num_units, bound.layout)
         silo = SiloData(values, {}, identify(name, unit_ids, bound.layout), units, bound)
         return attribute(silo, self.initial_theta(jax.random.key(0), {name: silo})) if bound.loose else silo
+
+    @property
+    def silo_program(self) -> Callable[[Any, Any], Any] | Mapping[str, Callable[[Any, Any], Any]]:
+        """The silo program as it was given, or the mapping of them."""
+        return self._silo
+
+    def as_one_program(self, silos: Mapping[str, Any]) -> Callable[[], None]:
+        """An ordinary NumPyro program of all silos at once, for who holds all their data: to compare with NUTS, say.
+
+        Args:
+            silos: Data by silo name. A silo's own sites are named `silo/site`, global sites and parameters as they are.
+        """
+        parts = {}
+        for name, data in silos.items():
+            values, rebuild, _ = array_leaves(name, data)
+            parts[name] = (self._silo_function(name, None), rebuild(values))
+
+        def program():
+            globals_ = self.population.program()
+            for name, (silo, data) in parts.items():
+                with handlers.scope(prefix=name, hide_types=["param"]):
+                    silo(globals_, data)
+
+        return program
 
     def at_shapes(self, name: str, silo: SiloData, values: dict) -> SiloProgram:
         """The program of a silo at other data shapes: its units padded, or laid beside those of other silos."""

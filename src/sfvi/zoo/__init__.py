@@ -3,6 +3,7 @@
 from .deep_latent_gaussian import deep_latent_gaussian, image_encoder
 from .linear_mixed import linear_mixed_model, simulate_linear_mixed
 from .logistic_mixed import logistic_mixed_model
+from .multinomial_regression import multinomial_regression
 from .poisson_mixed import poisson_mixed_model, simulate_poisson_mixed
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "image_encoder",
     "linear_mixed_model",
     "logistic_mixed_model",
+    "multinomial_regression",
     "poisson_mixed_model",
     "simulate_linear_mixed",
     "simulate_poisson_mixed",

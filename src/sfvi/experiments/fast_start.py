@@ -1,0 +1,123 @@
+"""SFVI from scratch against a few rounds of SFVI-Avg first (supplement, Figure fast start)."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+
+from ..algorithms import SFVI, FastStart
+from ..fitting import fit
+from .base import Cell, Result, Results, markdown, name
+from .multinomial import Split, model_of, silos_of
+
+SCRATCH, FAST = "from scratch", "fast start"
+WINDOW = 50  # rounds over which ELBO estimates are averaged
+LEVELS = (0.1, 0.25, 0.5, 1.0)  # parts of the rounds from scratch, whose ELBO the fast start must reach
+
+
+@dataclasses.dataclass(frozen=True)
+class FastStartExperiment:
+    """Settings.
+
+    Attributes:
+        seeds: Of the choice of images, and of the runs.
+        split: Number of silos, rows of each, and rows in a batch.
+        rounds: Of SFVI.
+        step_size: Of Adam; it stays, so that the schedule does not decide when a run arrives.
+        start: Rounds and local steps of SFVI-Avg.
+    """
+
+    seeds: tuple[int, ...]
+    split: dict[str, int]
+    rounds: int
+    step_size: float
+    start: dict[str, int]
+
+    def cells(self) -> list[Cell]:
+        """Both ways for every seed."""
+        fast = FastStart(rounds=self.start["rounds"], num_local_steps=self.start["steps"])
+        settings = {"rounds": self.rounds, "step size": self.step_size, **self.split}
+        found = []
+        for seed in self.seeds:
+            for way, start in ((SCRATCH, None), (FAST, fast)):
+                algorithm = SFVI(optimizer=optax.adam(self.step_size), fast_start=start)
+                run = partial(climb, algorithm, self.rounds, Split(**self.split), seed)
+                own = {"start": self.start} if start else {}
+                found.append(Cell(name(way, f"seed {seed}"), {**settings, **own}, run))
+        return found
+
+    def report(self, results: Results) -> str:
+        """How many rounds and steps each way takes to the same ELBO."""
+        rows = []
+        for part in LEVELS:
+            found = [self.compare(part, results, seed) for seed in self._seeds(results)]
+            if not found:
+                continue
+            level, slow, quick = (np.mean([row[i] for row in found]) for i in range(3))
+            steps = quick - self.start["rounds"] + self.start["rounds"] * self.start["steps"]
+            rows.append(
+                [
+                    f"{level:,.0f}",
+                    f"{slow:,.0f}",
+                    f"{quick:,.0f}",
+                    f"{slow / quick:.1f}",
+                    f"{steps:,.0f}",
+                    f"{slow / steps:.2f}",
+                ]
+            )
+        columns = ["ELBO", "rounds from scratch", "rounds with a fast start", "ratio of rounds"]
+        columns += ["steps with a fast start", "ratio of steps"]
+        return f"Means over {len(self._seeds(results))} seeds.\n\n" + markdown(columns, rows)
+
+    def compare(self, part: float, results: Results, seed: int) -> tuple[float, float, float]:
+        """An ELBO, and the rounds to it from scratch and with a fast start, that one's own rounds counted."""
+        slow, quick = (np.array(results[name(way, f"seed {seed}")]["elbo"]) for way in (SCRATCH, FAST))
+        level = np.maximum.accumulate(slow)[round(part * len(slow)) - 1]
+        return level, WINDOW * (1 + _first(slow, level)), self.start["rounds"] + WINDOW * (1 + _first(quick, level))
+
+    def draw(self, results: Results, path: Path) -> None:
+        """ELBO against rounds and against steps."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
+        before = {SCRATCH: (0, 0), FAST: (self.start["rounds"], self.start["rounds"] * self.start["steps"])}
+        for way, color in ((SCRATCH, "tab:gray"), (FAST, "tab:red")):
+            for number, seed in enumerate(self._seeds(results)):
+                elbo = np.array(results[name(way, f"seed {seed}")]["elbo"])
+                for axis, offset in zip(axes, before[way], strict=True):
+                    rounds = offset + WINDOW * (1 + np.arange(len(elbo)))
+                    axis.plot(rounds, elbo, color=color, linewidth=1.2, label=way if number == 0 else None)
+        levels = [results[name(SCRATCH, f"seed {seed}")]["elbo"] for seed in self._seeds(results)]
+        bottom, top = np.quantile(levels, 0.05), np.max(levels)
+        axes[0].set_ylim(bottom, top + 0.1 * (top - bottom))
+        for axis, what in zip(axes, ("rounds", "steps, those of SFVI-Avg counted"), strict=True):
+            axis.set_xlabel(what)
+            axis.set_xlim(0, self.rounds)
+        axes[0].set_ylabel("ELBO")
+        axes[0].legend(frameon=False)
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+
+    def _seeds(self, results):
+        return [seed for seed in self.seeds if all(name(way, f"seed {seed}") in results for way in (SCRATCH, FAST))]
+
+
+def climb(algorithm: SFVI, rounds: int, split: Split, seed: int, state: Path) -> Result:
+    """The ELBO of SFVI's rounds, averaged over windows; those of a fast start are left out."""
+    silos: dict[str, Any] = silos_of(split, seed)
+    found = fit(model_of(split), silos, key=seed, num_rounds=rounds, algorithm=algorithm, checkpoint=state)
+    elbo = found.elbo[-rounds:]
+    windows = elbo[: len(elbo) // WINDOW * WINDOW].reshape(-1, WINDOW).mean(1)
+    return {"elbo": windows.round(2).tolist(), "seconds": found.seconds}
+
+
+def _first(elbo, level):
+    """The first window at a level, or the last if it is never reached."""
+    reached = elbo >= level
+    return int(np.argmax(reached)) if reached.any() else len(elbo) - 1

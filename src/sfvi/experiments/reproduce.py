@@ -1,0 +1,89 @@
+"""Running an experiment: fill its cells, write its tables into its README, draw its picture."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from . import spec
+from .base import Cell, Experiment
+from .spec import names
+from .store import Store
+
+README = "README.md"
+Say = Callable[[str], None]
+
+
+def reproduce(
+    folder: Path,
+    kinds: dict[str, type],
+    name: str,
+    *,
+    preset: str,
+    only: str = "",
+    fresh: bool = False,
+    say: Say = print,
+) -> str:
+    """Fill the cells of an experiment that are not filled yet, and report all of them.
+
+    Args:
+        folder: With a folder for each experiment.
+        kinds: Classes of experiments, by name.
+        name: Of the experiment.
+        preset: Of its settings.
+        only: Run only cells whose name holds this.
+        fresh: Forget first what earlier runs found.
+        say: Receives a line for each cell.
+
+    Returns:
+        The tables, which are written into the experiment's README too.
+    """
+    if name not in kinds or name not in names(folder):
+        known = ", ".join(sorted(set(kinds) & set(names(folder)))) or "none in this folder"
+        raise OptionError(f"There is no experiment {name!r} in {str(folder)!r}; there are: {known}.")
+    home = folder / name
+    experiment: Any = spec.read(home, kinds[name], preset)
+    cells, store = experiment.cells(), Store(home, preset)
+    chosen = [cell for cell in cells if only in cell.name]
+    if not chosen:
+        raise OptionError(f"No cell of {name} holds {only!r} in its name; one is {cells[0].name!r}.")
+    if fresh:
+        store.forget(chosen)
+    _fill(store, chosen, say)
+    store.tidy(cells)
+    return publish(home, experiment, preset, store.results(cells))
+
+
+def publish(home: Path, experiment: Experiment, preset: str, results: dict) -> str:
+    """Write the tables into the README and draw the picture."""
+    report = experiment.report(results)
+    experiment.draw(results, home / f"{preset}.png")
+    path = home / README
+    if path.exists():
+        path.write_text(filled(path.read_text(), preset, report))
+    return report
+
+
+def filled(text: str, preset: str, report: str) -> str:
+    """A README with the tables of a preset in their place, between two comments; unchanged if it has none."""
+    begin, end = f"<!-- {preset}: begin -->\n", f"<!-- {preset}: end -->"
+    if begin not in text or end not in text:
+        return text
+    before, rest = text.split(begin, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{begin}{report}{end}{after}"
+
+
+def _fill(store: Store, chosen: list[Cell], say: Say):
+    missing = [cell for cell in chosen if not store.has(cell)]
+    known = len(chosen) - len(missing)
+    if known:
+        say(f"{known} of {len(chosen)} cells are known already")
+    begin = time.monotonic()
+    for number, cell in enumerate(missing):
+        since = time.monotonic()
+        store.fill(cell)
+        now = time.monotonic()
+        left = (now - begin) / (number + 1) * (len(missing) - number - 1)
+        say(f"[{known + number + 1}/{len(chosen)}] {cell.name}: {now - since:.0f} s, about {left / 60:.0f} min left")
