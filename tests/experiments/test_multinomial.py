@@ -5,14 +5,12 @@ import os
 import numpy as np
 import pytest
 
-from sfvi.data import store
+from sfvi.data import images, store
 from sfvi.experiments import EXPERIMENTS, reproduce
 from sfvi.experiments.multinomial import Split, predict, silos_of
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get(store.VARIABLE) and not store.cache_folder("mnist").is_dir(),
-    reason="MNIST is neither in SFVI_DATA nor downloaded",
-)
+there = os.environ.get(store.VARIABLE) or all((store.cache_folder("mnist") / name).is_file() for name in images.FILES)
+pytestmark = pytest.mark.skipif(not there, reason="MNIST is neither in SFVI_DATA nor downloaded")
 TINY = """
 [presets.tiny]
 seeds = [0]

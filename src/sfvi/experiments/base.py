@@ -57,7 +57,7 @@ def name(*parts: Any) -> str:
     return " / ".join(map(str, parts))
 
 
-def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    """A table; the first column to the left, the others to the right."""
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
+def markdown(columns: list[str], rows: list[list[str]], *, names: int = 1) -> str:
+    """A table; the first columns, with names, to the left, the others to the right."""
+    lines = [columns, ["---"] * names + ["---:"] * (len(columns) - names), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

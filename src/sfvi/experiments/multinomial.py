@@ -75,7 +75,7 @@ class MultinomialExperiment:
         independent_steps: Of silos that go alone, which have little to learn.
         local_steps: Of SFVI-Avg, Sites and FedAvg in a round.
         step_size: Of Adam at the start; it falls to zero.
-        variants: Choices that the paper leaves open, on the first split, each with a `name`.
+        variants: Choices that the paper leaves open, on the first split and seed, each with a `name`.
         variant_rounds: Of the variants of SFVI-Avg.
         variant_steps: In each of them.
     """
@@ -118,10 +118,11 @@ class MultinomialExperiment:
                     cell = name(f"J = {split.silos}", method, f"seed {seed}")
                     settings = alone if method == "Independent" else common
                     found.append(Cell(cell, {**settings, **split._asdict()}, partial(run, split, seed)))
-            for title, variant in self._variants().items():
-                settings = {**variant._asdict(), "rounds": self.variant_rounds, "steps": self.variant_steps}
-                run = partial(open_choice, variant, self.variant_rounds, self.variant_steps, self._splits()[0], seed)
-                found.append(Cell(name("variant", title, f"seed {seed}"), settings, run))
+        seed = self.seeds[0]
+        for title, variant in self._variants().items():
+            settings = {**variant._asdict(), "rounds": self.variant_rounds, "steps": self.variant_steps}
+            run = partial(open_choice, variant, self.variant_rounds, self.variant_steps, self._splits()[0], seed)
+            found.append(Cell(name("variant", title, f"seed {seed}"), settings, run))
         return found
 
     def report(self, results: Results) -> str:
@@ -141,11 +142,11 @@ class MultinomialExperiment:
             [title, *_shown(runs)] for title in self._variants() if (runs := self._runs(results, "variant", title))
         ]
         note = f"Mean ± standard error over {len(self.seeds)} seeds." if len(self.seeds) > 1 else "One seed."
-        text = note + "\n\n" + markdown(columns, rows)
+        text = note + "\n\n" + markdown(columns, rows, names=2)
         if choices:
             steps = f"{self.variant_rounds} rounds of {self.variant_steps} steps"
             first = self._splits()[0]
-            text += f"\nChoices that the paper leaves open, {first.silos} silos of {first.rows}, {steps}:\n\n"
+            text += f"\nChoices that the paper leaves open, {first.silos} silos of {first.rows}, {steps}, one seed:\n\n"
             text += markdown(["choice", *[column for column in columns[2:] if column != "paper"]], choices)
         return text
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from ..errors import OptionError
 from . import spec
 from .base import Cell, Experiment
@@ -84,6 +86,7 @@ def _fill(store: Store, chosen: list[Cell], say: Say):
     for number, cell in enumerate(missing):
         since = time.monotonic()
         store.fill(cell)
+        jax.clear_caches()  # compiled programs use up a process's memory maps, some 65,000, after dozens of fits
         now = time.monotonic()
         left = (now - begin) / (number + 1) * (len(missing) - number - 1)
         say(f"[{known + number + 1}/{len(chosen)}] {cell.name}: {now - since:.0f} s, about {left / 60:.0f} min left")

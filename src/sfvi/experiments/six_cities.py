@@ -96,7 +96,8 @@ class SixCitiesExperiment:
         """Every row: parameters, then what it cost."""
         gold = results[name("all", POOLED)]
         columns = ["split", "method", *PARAMETERS, "largest error", "rounds", "kB per silo", "CPU seconds"]
-        rows = [["all in one place", POOLED, *_cells([gold], gold), "", "", "", f"{gold['seconds']:.0f}"]]
+        own = [f"{mean:.3f} ({sd:.3f})" for mean, sd in zip(gold["mean"], gold["sd"], strict=True)]
+        rows = [["all in one place", POOLED, *own, "", "", "", f"{gold['seconds']:.0f}"]]
         for split in self.splits:
             for method, runs in self.rows(split, results).items():
                 rows.append([split, method, *_cells(runs, gold), *_costs(runs, gold)])
@@ -105,7 +106,7 @@ class SixCitiesExperiment:
             "error over seeds (or silos); 2-Wasserstein distance to the marginal of pooled NUTS, in its sds. "
             f"NUTS on pooled data: r-hat at most {gold['r_hat']:.4f}.",
             "",
-            markdown(columns, rows),
+            markdown(columns, rows, names=2),
         ]
         return "\n".join(lines)
 
