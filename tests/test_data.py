@@ -381,7 +381,7 @@ BAD_SPLITS = {
         lambda: sfvi.data.dirichlet([], 2, concentration=1.0, seed=0),
         r"dirichlet: the labels have shape \(0,\)",
     ),
-    "one-hot order": (lambda: sfvi.data.by_order(np.eye(3), 2), r"shape \(3, 3\); give one number a unit"),
+    "one-hot order": (lambda: sfvi.data.by_order(np.eye(3), 2), r"shape \(3, 3\); give one finite number"),
     "negative": (lambda: sfvi.data.dirichlet([0, 1], 2, concentration=-1.0, seed=0), "concentration is -1.0"),
     "infinite": (lambda: sfvi.data.dirichlet([0, 1], 9, concentration=1e308, seed=0), r"concentration is 1e\+308"),
     "empty silo": (

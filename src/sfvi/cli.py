@@ -61,12 +61,15 @@ def reproduce(
     folder: Annotated[Path, typer.Option(help="With the experiments' specifications.")] = Path("experiments"),
 ) -> None:
     """Make a table or figure: run what is missing, fill its README, draw its picture. Go on after a kill."""
+    from functools import partial
+
     from . import experiments
 
     if name is None:
         print("\n".join(experiments.names(folder)) or f"There are no experiments in {folder}.")
         return
-    print(experiments.reproduce(folder, experiments.EXPERIMENTS, name, preset=preset, only=only, fresh=fresh))
+    say = partial(print, flush=True)  # into a log too
+    print(experiments.reproduce(folder, experiments.EXPERIMENTS, name, preset=preset, only=only, fresh=fresh, say=say))
 
 
 @deploy_app.command("init")

@@ -40,8 +40,8 @@ class Natural(NamedTuple):
         """The product with a power of another factor."""
         return jax.tree.map(lambda mine, theirs: mine + factor * theirs, self, other)
 
-    def times(self, factor: Scalar | float) -> "Natural":
-        """A power of the factor."""
+    def times(self, factor: Scalar | GlobalVec | float) -> "Natural":
+        """A power of the factor; for mean field there may be one for each coordinate."""
         return jax.tree.map(lambda leaf: factor * leaf, self)
 
 

@@ -44,6 +44,8 @@ def calibration_error(probabilities: Floats, labels: npt.ArrayLike, *, num_bins:
         labels: The classes, as numbers from 0.
         num_bins: Bins $b$ of equal width for the largest probability of a case, its confidence.
     """
+    if not isinstance(num_bins, int) or num_bins < 1:
+        raise OptionError(f"calibration_error: num_bins is {num_bins!r}; give a whole number of at least 1.")
     probabilities, labels = _checked(probabilities, labels)
     confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
     bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)

@@ -385,3 +385,42 @@ def test_mean_field_silos_stay_where_the_gradient_of_sfvi_vanishes():
         state = state._replace(site=Factor(sites[name], Natural(nothing, nothing)))
         _, reply, _ = algorithm.silo_step(silo_key, state, broadcast, silo_data)
         assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(reply.change.latents)) < 1e-9
+
+
+def spread_silo(mu, data):
+    spread = numpyro.param("spread", 0.2, constraint=constraints.positive)
+    with numpyro.plate("rows", data["y"].shape[0]):
+        numpyro.sample("y", dist.Normal(mu, spread), obs=data["y"])
+
+
+@pytest.mark.parametrize("factor", [1.5, 3.0])
+def test_point_estimates_of_silos_that_differ(factor):
+    """No global latents, silos of very different spread, a poor start: the maximum of the likelihood, to 1e-4."""
+    generator = np.random.default_rng(0)
+    silos = {"a": {"y": factor * generator.normal(size=100)}, "b": {"y": 0.5 * generator.normal(size=100)}}
+    found = fit(sfvi.StructuredModel(lambda: jnp.zeros(()), spread_silo), silos, 30, num_local_steps=300)
+    best = np.sqrt(np.mean(np.concatenate([silo["y"] for silo in silos.values()]) ** 2))
+    assert float(found.theta["spread"]) == pytest.approx(best, rel=1e-4)
+
+
+def test_mean_field_silos_that_contradict_each_other():
+    """Poisson silos with other truths each, where cavities of copies are negative: SFVI's answer in 60 rounds."""
+    generator = np.random.default_rng(0)
+    truths = {"a": [3.0, 1.0], "b": [-1.0, -1.0], "c": [1.0, 0.0], "d": [0.0, 2.0]}
+    covariates = {name: np.column_stack([np.ones(30), 0.3 * generator.normal(size=30)]) for name in truths}
+    silos = {
+        name: {"x": x, "y": generator.poisson(np.exp(x @ np.array(truths[name])))} for name, x in covariates.items()
+    }
+
+    def population():
+        return numpyro.sample("z", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+
+    def silo(z, data):
+        with numpyro.plate("rows", data["y"].shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(data["x"] @ z)), obs=data["y"])
+
+    model, options = sfvi.StructuredModel(population, silo), {"global_family": families.mean_field()}
+    best = sfvi.fit(model, silos, key=1, num_rounds=6000, algorithm=sfvi.SFVI(**options)).posterior.family.marginals()
+    means, sds = errors(fit(model, silos, 60, num_local_steps=500, **options).posterior, *map(np.asarray, best))
+    assert np.abs(means).max() < 0.1
+    assert np.abs(sds).max() < 0.03

@@ -93,6 +93,12 @@ def test_one_step_a_round_is_gradient_descent_on_all_rows():
     assert float(found) == pytest.approx(-2.0 * (1 - 0.5**3))
 
 
+def test_whole_numbers_beside_fractions_stay_what_they_are():
+    silos = {"a": {"y": np.array([1, 1])}, "b": {"y": np.array([0.5, 0.5])}}
+    options = {"num_rounds": 1, "num_local_steps": 1, "batch_size": 4, "optimizer": optax.sgd(1.0)}
+    assert float(fed_avg(squared, jnp.zeros(()), silos, key=0, **options)) == 0.75
+
+
 def test_padding_is_never_drawn(float32):
     """A silo of one row beside one of a thousand: its padding would be zeros."""
     silos = {"a": {"y": np.ones(1000, np.float32)}, "b": {"y": np.ones(1, np.float32)}}
@@ -107,6 +113,10 @@ def test_padding_is_never_drawn(float32):
     [
         ({"a": {"y": np.ones(0)}}, {}, sfvi.DataError, "silo 'a' has arrays of"),
         ({"a": {"x": np.ones(2), "y": np.ones(3)}}, {}, sfvi.DataError, r"\[2, 3\] rows"),
+        ({}, {}, sfvi.DataError, "no silos"),
+        ({"a": {"y": np.array([np.nan])}}, {}, sfvi.DataError, "not finite"),
+        ({"a": {"y": np.ones(2)}, "b": {"z": np.ones(2)}}, {}, sfvi.DataError, "'b' are not like those of 'a'"),
+        ({"a": {"y": np.ones((2, 3))}, "b": {"y": np.ones((2, 1))}}, {}, sfvi.DataError, "'b' are not like"),
         ({"a": {"y": np.ones(2)}}, {"num_rounds": 0}, sfvi.OptionError, "num_rounds is 0"),
         ({"a": {"y": np.ones(2)}}, {"batch_size": 1.5}, sfvi.OptionError, "batch_size is 1.5"),
     ],

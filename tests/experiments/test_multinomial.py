@@ -7,7 +7,9 @@ import pytest
 
 from sfvi.data import images, store
 from sfvi.experiments import EXPERIMENTS, reproduce
+from sfvi.experiments.fast_start import FastStartExperiment
 from sfvi.experiments.multinomial import Split, predict, silos_of
+from sfvi.experiments.spec import Rounds
 
 there = os.environ.get(store.VARIABLE) or all((store.cache_folder("mnist") / name).is_file() for name in images.FILES)
 pytestmark = pytest.mark.skipif(not there, reason="MNIST is neither in SFVI_DATA nor downloaded")
@@ -72,3 +74,19 @@ def test_predictions_are_means_over_draws():
     logits = np.einsum("nk,sck->snc", x, draws["W"]) + draws["b"][:, None]
     odds = np.exp(logits)
     np.testing.assert_allclose(predict(draws, x), (odds / odds.sum(2, keepdims=True)).mean(0), rtol=1e-10)
+
+
+def elbos(slow, quick):
+    return {"from scratch / seed 0": {"elbo": slow}, "fast start / seed 0": {"elbo": quick}}
+
+
+def test_a_fast_start_is_compared_at_levels_that_scratch_reaches():
+    """Windows of 20 rounds: the level of the first tenth is that of the first of ten windows."""
+    split, start = Split(2, 40, 40), Rounds(2, 20)
+    experiment = FastStartExperiment(seeds=(0,), split=split, rounds=200, step_size=0.1, start=start)
+    slow = list(range(-100, 0, 10))
+    level, scratch, fast = experiment.compare(0.1, elbos(slow, slow[5:] * 2), 0)
+    assert (level, scratch, fast) == (-100, 20, 2 + 20)
+    level, scratch, fast = experiment.compare(1.0, elbos(slow, slow[5:] * 2), 0)
+    assert (level, scratch, fast) == (-10, 200, 2 + 100)
+    assert "not reached" in experiment.report(elbos(slow, [-50] * 10))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,12 @@ def test_some_cells_only_and_afresh(folder):
     [
         ("[presets.small]\nnumbers = [1]\n", "'power' is missing"),
         ("[presets.small]\nnumbers = [1]\npower = 2\ncolour = 3\n", "'colour' is not a setting"),
+        ("[presets.small]\nnumbers = 3\npower = 2\n", "numbers is 3; give a list"),
+        ('[presets.small]\nnumbers = ["a"]\npower = 2\n', "numbers is 'a'; give a whole number"),
+        ("[presets.small]\nnumbers = [1]\npower = 0\n", "power is 0; give a whole number of at least 1"),
+        ("[presets.small]\nnumbers = [1]\npower = true\n", "power is True; give a whole number"),
+        ("presets = 3\n", "has no presets"),
+        ("[presets]\nsmall = 3\n", "is 3; give a table of settings"),
         ("[presets.large]\nnumbers = [1]\n", "no preset 'small'; choose one of large"),
         ("[presets.small\n", "cannot be read"),
     ],
@@ -138,6 +145,87 @@ def test_bad_specifications_are_said_so(folder, content, message):
     with pytest.raises(sfvi.OptionError, match=message):
         run(folder)
     assert not RUNS
+
+
+CITIES = {
+    "splits": ["2 silos, 300 and 237"],
+    "seeds": [0],
+    "pooled_draws": 50,
+    "silo_draws": 30,
+    "rounds": 60,
+    "average": {"rounds": 2, "steps": 10},
+    "sites": {"rounds": 2, "steps": 10},
+}
+DIGITS = {
+    "seeds": [0],
+    "splits": [{"silos": 2, "rows": 40, "batch": 20}],
+    "steps": 20,
+    "independent_steps": 20,
+    "local_steps": 10,
+    "step_size": 0.01,
+    "variant_rounds": 2,
+    "variant_steps": 5,
+    "variants": [{"name": "a"}],
+}
+BAD_SETTINGS = {
+    "six_cities": (
+        CITIES,
+        [
+            ({"splits": ["nine silos"]}, "no split 'nine silos'"),
+            ({"seeds": [0, 0]}, "each once"),
+            ({"seeds": []}, "at least one"),
+            ({"average": {"rounds": 2}}, "average: 'steps' is missing"),
+            ({"average": {"rounds": 2, "steps": 1, "x": 1}}, "average: 'x' is not a setting"),
+            ({"sites": 5}, "sites is 5; give a table"),
+        ],
+    ),
+    "multinomial": (
+        DIGITS,
+        [
+            ({"splits": []}, "at least one split"),
+            ({"splits": [{"silos": 400, "rows": 200, "batch": 2}]}, "more than 60,000 images"),
+            ({"splits": [{"silos": 2, "rows": 200}]}, "splits: 'batch' is missing"),
+            ({"local_steps": 3}, "no whole rounds"),
+            ({"step_size": -1.0}, "step_size is -1.0; give a positive number"),
+            ({"variants": [{"name": "a"}, {"name": "a"}]}, "the same name"),
+            ({"variants": [{"name": "a", "method": "SGD"}]}, "method is 'SGD'; choose one of SFVI-Avg, SFVI"),
+            ({"variants": [{"name": "a", "scales": -1.0}]}, "scales is -1.0"),
+            ({"variants": [{"name": "a", "factor": False, "method": "SFVI"}]}, "factor = false is for SFVI-Avg"),
+            ({"variants": [{"method": "SFVI"}]}, "variants: 'name' is missing"),
+        ],
+    ),
+}
+CASES = [(kind, base | change, message) for kind, (base, cases) in BAD_SETTINGS.items() for change, message in cases]
+
+
+@pytest.mark.parametrize(("kind", "settings", "message"), CASES, ids=[message for *_, message in CASES])
+def test_bad_settings_are_one_sentence_before_any_work(tmp_path, kind, settings, message):
+    (tmp_path / kind).mkdir()
+    lines = [f"{key} = {toml(value)}" for key, value in settings.items()]
+    (tmp_path / kind / "spec.toml").write_text("\n".join(["[presets.small]", *lines]) + "\n")
+    with pytest.raises(sfvi.OptionError, match=re.escape(message)):
+        spec.read(tmp_path / kind, EXPERIMENTS[kind], "small")
+
+
+def toml(value):
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + " }"
+    return f"[{', '.join(map(toml, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def test_half_a_place_in_the_readme_is_said_before_any_work(folder):
+    (folder / "squares" / "README.md").write_text("<!-- small: end -->\n<!-- small: begin -->\n")
+    with pytest.raises(sfvi.OptionError, match="where the tables go"):
+        run(folder)
+    assert not RUNS
+
+
+def test_some_cells_of_a_comparison_are_kept_without_a_table(tmp_path, cities):
+    """Without what all is compared with there is nothing to show, but nothing is lost."""
+    experiment = spec.read(cities / "six_cities", EXPERIMENTS["six_cities"], "tiny")
+    assert "not there yet" in experiment.report({})
+    experiment.draw({}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
 
 
 def test_unknown_experiments_are_said_so(folder):

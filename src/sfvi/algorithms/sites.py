@@ -135,7 +135,8 @@ class Sites(AbstractVariationalOptions):
     For Gaussian $q(z_G)$, mean field or full covariance. Its stationary points are those of SFVI, whatever the split
     and however silos differ; absent silos keep their site, so partial participation brings no bias either. In the
     first round every silo takes itself for a copy of the whole, as in SFVI-Avg, which is only a start; with a
-    mean-field family it foresees the others in this way in all rounds; what is stationary stays so (`docs/design.md`).
+    mean-field family and all silos present it foresees the others in this way in all rounds, and what is stationary
+    stays so (`docs/design.md`).
 
     Args:
         num_local_steps: m, steps of a silo in one round. More of them cost no exchange.
@@ -340,7 +341,8 @@ class BoundSites(NamedTuple):
     def _start(self, state, broadcast, data):
         """The silo's state, measured from the broadcast, and its problem in this round."""
         family = broadcast.shared.family
-        foresee = broadcast.first | isinstance(family, MeanFieldGaussian)
+        everyone = not self.options.participation.partial  # others that are absent need not be foreseen
+        foresee = broadcast.first | (isinstance(family, MeanFieldGaussian) and everyone)
         copies = jnp.where(foresee, 1.0 / _share(broadcast, data), 1.0)
         problem = tilted(broadcast.shared, broadcast.points_precision, state.site, copies, broadcast.first)
         return state._replace(family=state.family.recentered(family.center - state.center)), problem

@@ -56,7 +56,9 @@ class Tilted(NamedTuple):
         total: $q$ as a factor.
         cavity: $q / t_j^k$.
         copies: $k$: how many participants like this one make up the whole, or 1 if factors speak for the others.
-        hold: $w$, by which a mean-field $q'$ is held to $q$ where the cavity has a negative precision; None otherwise.
+        hold: $w$, by which a mean-field $q'$ is held to $q$ where the cavity has a negative precision, as a part of the
+            precision of $q$; None otherwise.
+        points_hold: The same for the point estimates, as a precision.
         first: Whether this is the first round, where $q$ is but a guess.
     """
 
@@ -66,6 +68,7 @@ class Tilted(NamedTuple):
     cavity: Factor
     copies: Scalar
     hold: GlobalVec | None
+    points_hold: Curvature
     first: Bool[Array, ""]
 
     def family(self, inner: Gaussian) -> Gaussian:
@@ -83,23 +86,35 @@ class Tilted(NamedTuple):
         """Estimate what is maximized over $q'$, given by `inner`, and the point estimates."""
         shared = Shared(self.family(inner), *points)
         others = elbo.factor(self.cavity.latents.log_factor, shared.family, noise)
-        value = self.copies * term(shared) + others + self.cavity.points.log_factor(flat(points, others.dtype))
+        there = flat(points, others.dtype)
+        value = self.copies * term(shared) + others + self.cavity.points.log_factor(there)
+        value = value - 0.5 * jnp.dot(self.points_hold, (there - self.here) ** 2)
         return value if self.hold is None else value - jnp.dot(self.hold, divergence(inner))
+
+    @property
+    def here(self) -> Curvature:
+        """The point estimates of the broadcast."""
+        return self.total.points.shift / self.total.points.precision
 
     def change(self, inner: Gaussian, points: Points, curvature: Curvature, sharers: Scalar, damping: Scalar) -> Factor:
         r"""By how much the participant changes its site, having found `inner` and the point estimates.
 
         If everyone clips its change to at least $-(1 - \mathrm{KEPT}) / (\rho n)$ of the precision of $q$, then all n
         changes together leave $q$ the share KEPT of it, whatever they are: positive definiteness cannot be lost.
+
+        In natural parameters $\lambda$ the gradient of $k \mathcal{L}_j$ at the optimum is
+        $k \lambda_j + (1 + w)(\lambda' - \lambda)$: the site that matches has changed by $(1 + w) / k$ of that.
         """
         found, base = self.family(inner), self.family(self.start)
         power = 1.0 / self.copies
-        latents = natural(found).plus(self.total.latents, -1.0).times(power)
+        latents = natural(found).plus(self.total.latents, -1.0)
+        latents = latents.times(power if self.hold is None else jnp.minimum(power * (1.0 + self.hold), 1.0))
         lowest = jnp.where(self.first, -1e6, -(1 - KEPT) / (sharers * damping)).astype(power.dtype)
         mean = gaussian(self.total.latents.plus(latents)).center
         latents = clipped(latents, base, mean, lowest)
         precision = self.cavity.points.precision + self.copies * curvature
-        moved = Natural(precision, precision * flat(points, precision.dtype))
+        held = (precision + self.points_hold) * (flat(points, precision.dtype) - self.here)
+        moved = Natural(precision, precision * self.here + held)
         return Factor(latents, moved.plus(self.total.points, -1.0).times(power)).times(damping)
 
 
@@ -123,9 +138,10 @@ def tilted(shared: Shared, points_precision: Curvature, site: Factor, copies: Sc
         return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
     cavity, hold = total.plus(site, -copies), None
-    if total.latents.precision.ndim == 1:  # together with a concave term the cavity then has a maximum
+    if total.latents.precision.ndim == 1:
         hold = jnp.where(first, 0.0, jnp.maximum(-cavity.latents.precision / total.latents.precision, 0.0))
-    return Tilted(choose(plain, base), choose(within, origin), total, cavity, copies, hold, first)
+    points_hold = jnp.maximum(-cavity.points.precision, 0.0)
+    return Tilted(choose(plain, base), choose(within, origin), total, cavity, copies, hold, points_hold, first)
 
 
 def divergence(inner: Gaussian) -> GlobalVec:

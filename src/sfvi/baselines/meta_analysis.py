@@ -19,10 +19,11 @@ def meta_analysis(means: np.ndarray, sds: np.ndarray) -> tuple[np.ndarray, np.nd
         Mean and sd of each parameter.
     """
     means, sds = np.asarray(means, float), np.asarray(sds, float)
-    if means.ndim != 2 or means.shape != sds.shape or not (sds > 0).all():
+    fits = means.ndim == 2 and means.shape == sds.shape and len(means) > 0
+    if not fits or not np.isfinite([means, sds]).all() or not (sds > 0).all():
         raise OptionError(
-            f"meta_analysis: means of shape {means.shape} and sds of shape {sds.shape}; give a row for each silo and "
-            "positive sds."
+            f"meta_analysis: means of shape {means.shape} and sds of shape {sds.shape}; give a row for each silo, "
+            "finite means and positive sds."
         )
     weights = sds**-2
     return (weights * means).sum(0) / weights.sum(0), weights.sum(0) ** -0.5

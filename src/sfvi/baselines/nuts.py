@@ -10,7 +10,7 @@ from numpyro.infer import MCMC, NUTS
 
 from .._random import as_key
 from .._types import Key
-from ..errors import ModelError
+from ..errors import DataError, ModelError, OptionError
 from ..model import StructuredModel
 
 
@@ -53,6 +53,10 @@ def nuts(
         target_accept: Acceptance probability that the step size is tuned to.
         progress: Show a bar; by default only on a terminal.
     """
+    if not silos:
+        raise DataError("nuts: there are no silos; give the data of at least one.")
+    if num_draws < 4 or num_chains < 1:
+        raise OptionError(f"nuts: {num_draws} draws of {num_chains} chains; give at least 4 and 1.")
     data = {name: model.silo_data(name, values) for name, values in silos.items()}
     if theta := model.initial_theta(as_key(0), data):
         raise ModelError(f"NUTS samples latents, and {min(theta)!r} is a parameter; give it a prior or a value.")

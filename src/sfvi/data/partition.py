@@ -24,7 +24,10 @@ def split_units(
     Returns:
         Data by silo, and the original positions of each silo's units, for `unit_ids`.
     """
-    total, dealt = len(jax.tree.leaves(data)[0]), sum(sizes.values() if isinstance(sizes, Mapping) else sizes)
+    lengths = {len(leaf) for leaf in jax.tree.leaves(data)}
+    if len(lengths) != 1:
+        raise OptionError(f"split_units: the arrays have {sorted(lengths)} units; give as many of each.")
+    total, dealt = lengths.pop(), sum(sizes.values() if isinstance(sizes, Mapping) else sizes)
     if dealt != total:
         raise OptionError(
             f"split_units: the sizes add up to {dealt}; they must add up to {total}, the number of units."
@@ -68,8 +71,10 @@ def by_size(sizes: Sequence[int] | Mapping[str, int], *, seed: int) -> dict[str,
         Positions of each silo's units, in rising order.
     """
     named = dict(sizes) if isinstance(sizes, Mapping) else dict(zip(_names(len(sizes)), sizes, strict=True))
-    if not named or min(named.values()) < 1:
-        raise OptionError(f"by_size: the sizes are {list(named.values())}; give every silo at least one unit.")
+    if not named or not all(isinstance(size, int | np.integer) and size >= 1 for size in named.values()):
+        raise OptionError(
+            f"by_size: the sizes are {list(named.values())}; give every silo a whole number, at least one unit."
+        )
     order = np.random.default_rng(seed).permutation(sum(named.values()))
     ends = np.cumsum(list(named.values()))[:-1]
     return {name: np.sort(part) for name, part in zip(named, np.split(order, ends), strict=True)}
@@ -86,8 +91,8 @@ def by_order(values: Any, num_silos: int) -> dict[str, np.ndarray]:
         Positions of each silo's units, in the order of their values.
     """
     values = np.asarray(values)
-    if values.ndim != 1:
-        raise OptionError(f"by_order: the values have shape {values.shape}; give one number a unit.")
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+        raise OptionError(f"by_order: {values.dtype} values of shape {values.shape}; give one finite number a unit.")
     sizes = _even("by_order", len(values), num_silos)
     parts = np.split(np.argsort(values, kind="stable"), np.cumsum(sizes)[:-1])
     return dict(zip(_names(num_silos), parts, strict=True))
@@ -166,7 +171,7 @@ def dirichlet(labels: Any, num_silos: int, *, concentration: float, seed: int) -
 
 def _even(function, total, num_silos):
     """Sizes that differ by one at most, the larger ones first."""
-    if not 1 <= num_silos <= total:
+    if not isinstance(num_silos, int) or not 1 <= num_silos <= total:
         raise OptionError(
             f"{function}: the number of silos is {num_silos}; it must lie between 1 and {total}, the units."
         )

@@ -9,12 +9,14 @@ import numpy as np
 import optax
 
 from ..algorithms import SFVI, FastStart
+from ..errors import OptionError
 from ..fitting import fit
 from .base import Cell, Result, Results, markdown, name
 from .multinomial import Split, model_of, silos_of
+from .spec import Rounds, check_seeds
 
 SCRATCH, FAST = "from scratch", "fast start"
-WINDOW = 50  # rounds over which ELBO estimates are averaged
+WINDOW = 20  # rounds over which ELBO estimates are averaged
 LEVELS = (0.1, 0.25, 0.5, 1.0)  # parts of the rounds from scratch, whose ELBO the fast start must reach
 
 
@@ -31,21 +33,26 @@ class FastStartExperiment:
     """
 
     seeds: tuple[int, ...]
-    split: dict[str, int]
+    split: Split
     rounds: int
     step_size: float
-    start: dict[str, int]
+    start: Rounds
+
+    def __post_init__(self):
+        check_seeds("fast_start", self.seeds)
+        if self.rounds < 10 * WINDOW:
+            raise OptionError(f"fast_start: rounds is {self.rounds}; give at least {10 * WINDOW}.")
 
     def cells(self) -> list[Cell]:
         """Both ways for every seed."""
-        fast = FastStart(rounds=self.start["rounds"], num_local_steps=self.start["steps"])
-        settings = {"rounds": self.rounds, "step size": self.step_size, **self.split}
+        fast = FastStart(rounds=self.start.rounds, num_local_steps=self.start.steps)
+        settings = {"rounds": self.rounds, "step size": self.step_size, **self.split._asdict()}
         found = []
         for seed in self.seeds:
             for way, start in ((SCRATCH, None), (FAST, fast)):
                 algorithm = SFVI(optimizer=optax.adam(self.step_size), fast_start=start)
-                run = partial(climb, algorithm, self.rounds, Split(**self.split), seed)
-                own = {"start": self.start} if start else {}
+                run = partial(climb, algorithm, self.rounds, self.split, seed)
+                own = {"start": self.start._asdict()} if start else {}
                 found.append(Cell(name(way, f"seed {seed}"), {**settings, **own}, run))
         return found
 
@@ -57,36 +64,33 @@ class FastStartExperiment:
             if not found:
                 continue
             level, slow, quick = (np.mean([row[i] for row in found]) for i in range(3))
-            steps = quick - self.start["rounds"] + self.start["rounds"] * self.start["steps"]
-            rows.append(
-                [
-                    f"{level:,.0f}",
-                    f"{slow:,.0f}",
-                    f"{quick:,.0f}",
-                    f"{slow / quick:.1f}",
-                    f"{steps:,.0f}",
-                    f"{slow / steps:.2f}",
-                ]
-            )
+            steps = quick - self.start.rounds + self.start.rounds * self.start.steps
+            if np.isnan(quick):
+                rows.append([f"{level:,.0f}", f"{slow:,.0f}", "not reached", "", "", ""])
+                continue
+            ratios = f"{slow / quick:.1f}", f"{slow / steps:.2f}"
+            rows.append([f"{level:,.0f}", f"{slow:,.0f}", f"{quick:,.0f}", ratios[0], f"{steps:,.0f}", ratios[1]])
         columns = ["ELBO", "rounds from scratch", "rounds with a fast start", "ratio of rounds"]
         columns += ["steps with a fast start", "ratio of steps"]
-        return f"Means over {len(self._seeds(results))} seeds.\n\n" + markdown(columns, rows)
+        return f"Means over seeds: {len(self._seeds(results))}.\n\n" + markdown(columns, rows)
 
     def compare(self, part: float, results: Results, seed: int) -> tuple[float, float, float]:
         """An ELBO, and the rounds to it from scratch and with a fast start, that one's own rounds counted."""
         slow, quick = (np.array(results[name(way, f"seed {seed}")]["elbo"]) for way in (SCRATCH, FAST))
-        level = np.maximum.accumulate(slow)[round(part * len(slow)) - 1]
-        return level, WINDOW * (1 + _first(slow, level)), self.start["rounds"] + WINDOW * (1 + _first(quick, level))
+        level = np.maximum.accumulate(slow)[max(1, round(part * len(slow))) - 1]
+        return level, WINDOW * (1 + _first(slow, level)), self.start.rounds + WINDOW * (1 + _first(quick, level))
 
     def draw(self, results: Results, path: Path) -> None:
         """ELBO against rounds and against steps."""
+        if not self._seeds(results):
+            return
         import matplotlib
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
         figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
-        before = {SCRATCH: (0, 0), FAST: (self.start["rounds"], self.start["rounds"] * self.start["steps"])}
+        before = {SCRATCH: (0, 0), FAST: (self.start.rounds, self.start.rounds * self.start.steps)}
         for way, color in ((SCRATCH, "tab:gray"), (FAST, "tab:red")):
             for number, seed in enumerate(self._seeds(results)):
                 elbo = np.array(results[name(way, f"seed {seed}")]["elbo"])
@@ -118,6 +122,6 @@ def climb(algorithm: SFVI, rounds: int, split: Split, seed: int, state: Path) ->
 
 
 def _first(elbo, level):
-    """The first window at a level, or the last if it is never reached."""
+    """The first window at a level; NaN if it is never reached."""
     reached = elbo >= level
-    return int(np.argmax(reached)) if reached.any() else len(elbo) - 1
+    return float(np.argmax(reached)) if reached.any() else np.nan

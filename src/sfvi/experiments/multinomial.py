@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,19 @@ import optax
 
 from .. import scores
 from ..algorithms import SFVI, AlgorithmOptions, SFVIAvg, Sites
+from ..algorithms.sfvi_avg import Weights
 from ..baselines import fed_avg
 from ..data import by_size, equally, mnist, take
+from ..errors import OptionError
 from ..fitting import fit
 from ..model import StructuredModel
 from ..results import Fit
 from ..zoo import multinomial_regression
 from .base import Cell, Result, Results, attempt, markdown, name
+from .spec import check_seeds
 
 NUM_DRAWS = 100  # of the posterior, for predictions
+NUM_IMAGES = 60_000  # to train with
 PAPER = {  # test accuracies of the paper's Table S1
     (25, "Independent"): 51.5,
     (25, "SFVI-Avg, one round"): 63.9,
@@ -48,7 +52,8 @@ class Variant(NamedTuple):
     r"""A choice that the paper leaves open, against the usual ones.
 
     Attributes:
-        method: "SFVI-Avg" or "SFVI".
+        name: Of the choice.
+        method: SFVI-Avg or SFVI.
         step_size: Of Adam at the start.
         factor: Whether silos take themselves for N / N_j copies.
         weights: Of the barycenter.
@@ -56,11 +61,12 @@ class Variant(NamedTuple):
         scales: $\sigma_W = \sigma_b$ if they are not learned.
     """
 
-    method: str = "SFVI-Avg"
+    name: str
+    method: Literal["SFVI-Avg", "SFVI"] = "SFVI-Avg"
     step_size: float = 0.01
     factor: bool = True
-    weights: Any = "uniform"
-    sizes: str = "equal"
+    weights: Weights = "uniform"
+    sizes: Literal["equal", "unequal"] = "equal"
     scales: float | None = None
 
 
@@ -75,20 +81,37 @@ class MultinomialExperiment:
         independent_steps: Of silos that go alone, which have little to learn.
         local_steps: Of SFVI-Avg, Sites and FedAvg in a round.
         step_size: Of Adam at the start; it falls to zero.
-        variants: Choices that the paper leaves open, on the first split and seed, each with a `name`.
+        variants: Choices that the paper leaves open, on the first split and seed, each with a name.
         variant_rounds: Of the variants of SFVI-Avg.
         variant_steps: In each of them.
     """
 
     seeds: tuple[int, ...]
-    splits: tuple[dict[str, int], ...]
+    splits: tuple[Split, ...]
     steps: int
     independent_steps: int
     local_steps: int
     step_size: float
-    variants: tuple[dict[str, Any], ...]
+    variants: tuple[Variant, ...]
     variant_rounds: int
     variant_steps: int
+
+    def __post_init__(self):
+        check_seeds("multinomial", self.seeds)
+        if not self.splits or len({split.silos for split in self.splits}) < len(self.splits):
+            raise OptionError("multinomial: give at least one split, each with another number of silos.")
+        for split in self.splits:
+            if split.silos * split.rows > NUM_IMAGES:
+                raise OptionError(
+                    f"multinomial: {split.silos} silos of {split.rows} are more than {NUM_IMAGES:,} images."
+                )
+        if self.steps % self.local_steps:
+            raise OptionError(f"multinomial: {self.steps} steps are no whole rounds of {self.local_steps}.")
+        if len({variant.name for variant in self.variants}) < len(self.variants):
+            raise OptionError("multinomial: two variants have the same name.")
+        for variant in self.variants:
+            if not variant.factor and (variant.method == "SFVI" or variant.sizes == "unequal"):
+                raise OptionError(f"multinomial, {variant.name}: factor = false is for SFVI-Avg over equal silos.")
 
     def methods(self) -> dict[str, Callable[[Split, int, Path], Result]]:
         """Each fills a cell for a split and a seed."""
@@ -113,16 +136,18 @@ class MultinomialExperiment:
         alone = {"steps": self.independent_steps, "step size": self.step_size}
         found = []
         for seed in self.seeds:
-            for split in self._splits():
+            for split in self.splits:
                 for method, run in self.methods().items():
                     cell = name(f"J = {split.silos}", method, f"seed {seed}")
                     settings = alone if method == "Independent" else common
                     found.append(Cell(cell, {**settings, **split._asdict()}, partial(run, split, seed)))
         seed = self.seeds[0]
-        for title, variant in self._variants().items():
+        first = self.splits[0]
+        for variant in self.variants:
             settings = {**variant._asdict(), "rounds": self.variant_rounds, "steps": self.variant_steps}
-            run = partial(open_choice, variant, self.variant_rounds, self.variant_steps, self._splits()[0], seed)
-            found.append(Cell(name("variant", title, f"seed {seed}"), settings, run))
+            settings |= {"silos": first.silos, "silo rows": first.rows, "batch": first.batch}
+            run = partial(open_choice, variant, self.variant_rounds, self.variant_steps, first, seed)
+            found.append(Cell(name("variant", variant.name, f"seed {seed}"), settings, run))
         return found
 
     def report(self, results: Results) -> str:
@@ -130,7 +155,7 @@ class MultinomialExperiment:
         columns = ["silos", "method", "test accuracy, %", "paper", "train accuracy, %", "log score", "ECE, %"]
         columns += ["sigma_W", "sigma_b", "rounds"]
         rows = []
-        for split in self._splits():
+        for split in self.splits:
             for method in self.methods():
                 runs = self._runs(results, f"J = {split.silos}", method)
                 if runs:
@@ -138,14 +163,13 @@ class MultinomialExperiment:
                     shown = _shown(runs)
                     silos = f"{split.silos} of {split.rows:,}"
                     rows.append([silos, method, shown[0], f"{paper:.1f}" if paper else "", *shown[1:]])
-        choices = [
-            [title, *_shown(runs)] for title in self._variants() if (runs := self._runs(results, "variant", title))
-        ]
-        note = f"Mean ± standard error over {len(self.seeds)} seeds." if len(self.seeds) > 1 else "One seed."
+        tried = {variant.name: self._runs(results, "variant", variant.name) for variant in self.variants}
+        choices = [[title, *_shown(runs)] for title, runs in tried.items() if runs]
+        note = "Mean ± standard error over seeds, where there are several."
         text = note + "\n\n" + markdown(columns, rows, names=2)
         if choices:
             steps = f"{self.variant_rounds} rounds of {self.variant_steps} steps"
-            first = self._splits()[0]
+            first = self.splits[0]
             text += f"\nChoices that the paper leaves open, {first.silos} silos of {first.rows}, {steps}, one seed:\n\n"
             text += markdown(["choice", *[column for column in columns[2:] if column != "paper"]], choices)
         return text
@@ -157,7 +181,7 @@ class MultinomialExperiment:
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
-        splits = self._splits()
+        splits = self.splits
         figure, axes = plt.subplots(
             1, len(splits), figsize=(5.5 * len(splits), 3.4), layout="constrained", squeeze=False
         )
@@ -176,12 +200,6 @@ class MultinomialExperiment:
         axes[0][0].legend(frameon=False)
         figure.savefig(path, dpi=110)
         plt.close(figure)
-
-    def _splits(self):
-        return [Split(**split) for split in self.splits]
-
-    def _variants(self):
-        return {v["name"]: Variant(**{k: value for k, value in v.items() if k != "name"}) for v in self.variants}
 
     def _runs(self, results, *parts):
         return [results[n] for seed in self.seeds if (n := name(*parts, f"seed {seed}")) in results]

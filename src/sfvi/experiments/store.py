@@ -34,6 +34,10 @@ class Store:
         """What is known of these cells."""
         return {cell.name: self._cells[cell.name]["result"] for cell in cells if self.has(cell)}
 
+    def refresh(self) -> None:
+        """Look what other processes have found meanwhile."""
+        self._cells = self._read()
+
     def forget(self, cells: list[Cell]) -> None:
         """Empty cells, and what was begun of them."""
         with self._changing():
@@ -56,13 +60,13 @@ class Store:
 
     def _state(self, cell):
         """Where a cell keeps its state while it runs; with other settings elsewhere."""
-        settings = json.dumps(_plain(cell.settings), sort_keys=True).encode()
+        settings = json.dumps([cell.name, _plain(cell.settings)], sort_keys=True).encode()
         number = hashlib.sha256(settings).hexdigest()[:8]
         return self._unfinished / f"{re.sub(r'[^a-zA-Z0-9]+', '-', cell.name)}.{number}"
 
     def _clear(self, cell):
         for path in self._unfinished.glob(self._state(cell).name + "*"):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _changing(self):
@@ -81,9 +85,12 @@ class Store:
         if not self._path.exists():
             return {}
         try:
-            return json.loads(self._path.read_text())
-        except ValueError as error:
+            content = json.loads(self._path.read_text())
+            if any(set(cell) != {"settings", "result"} for cell in content.values()):
+                raise ValueError("no cells")
+        except (ValueError, TypeError, AttributeError) as error:
             raise ArchiveError(f"{str(self._path)!r} is damaged; remove it, or bring an older one back.") from error
+        return content
 
 
 def _plain(settings):
