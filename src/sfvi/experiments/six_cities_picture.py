@@ -32,7 +32,7 @@ def draw(gold: Result, splits: dict[str, dict[str, list[Result]]], path: Path) -
     labels: dict[str, Any] = {}
     for line, (split, rows) in zip(axes, splits.items(), strict=True):
         line[0].set_ylabel(split, fontsize=9)
-        for index, (axis, parameter) in enumerate(zip(line, PARAMETERS, strict=True)):
+        for index, axis in enumerate(line):
             grid = np.linspace(*_window(gold, rows, index), 300)
             for method, runs in rows.items():
                 color, style, width = COLORS[method]
@@ -43,8 +43,8 @@ def draw(gold: Result, splits: dict[str, dict[str, list[Result]]], path: Path) -
             labels.setdefault("NUTS, pooled", handle)
             axis.set_ylim(0, 2.2 * density(gold, index, grid).max())
             axis.set_yticks([])
-            if line is axes[0]:
-                axis.set_title(parameter)
+    for axis, parameter in zip(axes[0], PARAMETERS, strict=True):
+        axis.set_title(parameter)
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
