@@ -13,7 +13,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import unconstrain_fn
 
 import sfvi
-from sfvi import bounds, families
+from sfvi import baselines, bounds, families
 
 from . import picture
 from .cases import Split, problems, splits
@@ -115,12 +115,8 @@ def run(model, silos, algorithm, num_rounds, *, key=0):
 
 def nuts(model, data, num_draws=NUM_DRAWS):
     """Means and sds of the unconstrained global latents of two long chains on all data."""
-
-    def pooled():
-        model._silo(model.population.program(), data)
-
     sampler = MCMC(
-        NUTS(pooled, target_accept_prob=0.9),
+        NUTS(model.as_one_program({"all": data}), target_accept_prob=0.9),
         num_warmup=num_draws // 2,
         num_samples=num_draws,
         num_chains=2,
@@ -138,11 +134,8 @@ def nuts(model, data, num_draws=NUM_DRAWS):
 def meta_analysis(model, split: Split):
     """Two stages: NUTS in every silo alone, then the inverse-variance weighted mean of each parameter."""
     found = [nuts(model, data, 1000) for data in split.silos.values()]
-    means, weights = (np.array([f[key] for f in found]) for key in ("mean", "sd"))
-    weights = weights**-2.0
-    mean = (weights * means).sum(0) / weights.sum(0)
-    sizes = means.shape[1] * 2 * 4
-    return {"mean": mean.tolist(), "sd": (weights.sum(0) ** -0.5).tolist(), "rounds": 1, "bytes": sizes}
+    mean, sd = baselines.meta_analysis(*(np.array([f[key] for f in found]) for key in ("mean", "sd")))
+    return {"mean": mean.tolist(), "sd": sd.tolist(), "rounds": 1, "bytes": len(mean) * 2 * 4}
 
 
 def errors(found, gold):
