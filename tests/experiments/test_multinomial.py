@@ -81,12 +81,13 @@ def elbos(slow, quick):
 
 
 def test_a_fast_start_is_compared_at_levels_that_scratch_reaches():
-    """Windows of 20 rounds: the level of the first tenth is that of the first of ten windows."""
+    """Ten windows of 20 rounds, the last of them at -10."""
     split, start = Split(2, 40, 40), Rounds(2, 20)
     experiment = FastStartExperiment(seeds=(0,), split=split, rounds=200, step_size=0.1, start=start)
     slow = list(range(-100, 0, 10))
-    level, scratch, fast = experiment.compare(0.1, elbos(slow, slow[5:] * 2), 0)
-    assert (level, scratch, fast) == (-100, 20, 2 + 20)
-    level, scratch, fast = experiment.compare(1.0, elbos(slow, slow[5:] * 2), 0)
-    assert (level, scratch, fast) == (-10, 200, 2 + 100)
-    assert "not reached" in experiment.report(elbos(slow, [-50] * 10))
+    results = elbos(slow, slow[5:] * 2)
+    assert experiment.compare(90, results, 0) == (20, 2 + 20)
+    assert experiment.compare(45, results, 0) == (120, 2 + 20)
+    early = [-100, -11, *slow[2:]]  # one lucky estimate
+    assert experiment.compare(5, elbos(slow, early), 0) == (200, 2 + 200)
+    assert "not reached" in experiment.report(elbos(slow, [-2000] * 10))

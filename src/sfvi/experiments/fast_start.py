@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import optax
+from scipy.optimize import isotonic_regression
 
 from ..algorithms import SFVI, FastStart
 from ..errors import OptionError
@@ -17,7 +18,7 @@ from .spec import Rounds, check_seeds
 
 SCRATCH, FAST = "from scratch", "fast start"
 WINDOW = 20  # rounds over which ELBO estimates are averaged
-LEVELS = (0.1, 0.25, 0.5, 1.0)  # parts of the rounds from scratch, whose ELBO the fast start must reach
+GAPS = (1000, 300, 100, 50)  # nats below the ELBO at which a run from scratch ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,26 +60,31 @@ class FastStartExperiment:
     def report(self, results: Results) -> str:
         """How many rounds and steps each way takes to the same ELBO."""
         rows = []
-        for part in LEVELS:
-            found = [self.compare(part, results, seed) for seed in self._seeds(results)]
+        seeds = self._seeds(results)
+        for gap in GAPS:
+            found = [self.compare(gap, results, seed) for seed in seeds]
             if not found:
                 continue
-            level, slow, quick = (np.mean([row[i] for row in found]) for i in range(3))
+            slow, quick = np.mean(found, axis=0)
             steps = quick - self.start.rounds + self.start.rounds * self.start.steps
             if np.isnan(quick):
-                rows.append([f"{level:,.0f}", f"{slow:,.0f}", "not reached", "", "", ""])
+                rows.append([f"{gap:,}", f"{slow:,.0f}", "not reached", "", "", ""])
                 continue
             ratios = f"{slow / quick:.1f}", f"{slow / steps:.2f}"
-            rows.append([f"{level:,.0f}", f"{slow:,.0f}", f"{quick:,.0f}", ratios[0], f"{steps:,.0f}", ratios[1]])
-        columns = ["ELBO", "rounds from scratch", "rounds with a fast start", "ratio of rounds"]
+            rows.append([f"{gap:,}", f"{slow:,.0f}", f"{quick:,.0f}", ratios[0], f"{steps:,.0f}", ratios[1]])
+        columns = ["nats below the end", "rounds from scratch", "rounds with a fast start", "ratio of rounds"]
         columns += ["steps with a fast start", "ratio of steps"]
-        return f"Means over seeds: {len(self._seeds(results))}.\n\n" + markdown(columns, rows)
+        return f"Means over seeds: {len(seeds)}.\n\n" + markdown(columns, rows)
 
-    def compare(self, part: float, results: Results, seed: int) -> tuple[float, float, float]:
-        """An ELBO, and the rounds to it from scratch and with a fast start, that one's own rounds counted."""
+    def compare(self, gap: float, results: Results, seed: int) -> tuple[float, float]:
+        """Rounds to an ELBO from scratch and with a fast start, that one's own rounds counted.
+
+        The ELBO is `gap` below that of the last tenth of the run from scratch. When a run is there is read off the
+        increasing curve nearest to its estimates: their noise would have it there too early.
+        """
         slow, quick = (np.array(results[name(way, f"seed {seed}")]["elbo"]) for way in (SCRATCH, FAST))
-        level = np.maximum.accumulate(slow)[max(1, round(part * len(slow))) - 1]
-        return level, WINDOW * (1 + _first(slow, level)), self.start.rounds + WINDOW * (1 + _first(quick, level))
+        level = slow[-(len(slow) // 10) :].mean() - gap
+        return WINDOW * (1 + _first(slow, level)), self.start.rounds + WINDOW * (1 + _first(quick, level))
 
     def draw(self, results: Results, path: Path) -> None:
         """ELBO against rounds and against steps."""
@@ -123,5 +129,5 @@ def climb(algorithm: SFVI, rounds: int, split: Split, seed: int, state: Path) ->
 
 def _first(elbo, level):
     """The first window at a level; NaN if it is never reached."""
-    reached = elbo >= level
+    reached = isotonic_regression(elbo).x >= level
     return float(np.argmax(reached)) if reached.any() else np.nan
