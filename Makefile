@@ -11,7 +11,7 @@ demo: $(READY)            ## Fit the six-cities model over two silos and compare
 
 test: $(READY)            ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not deployed and not thorough"
-	$(BIN)/python -m pytest -m deployed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m deployed
 
 test-thorough: $(READY)   ## Run the long tests that `make test` leaves out
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m thorough

@@ -28,6 +28,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def use_all_cores():
+    """A worker of the tests has one core; the processes of a federation share all."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
 class Federation:
     """Server and silos as an operator starts them; whoever is killed can be started again by the same command."""
 
@@ -41,6 +47,7 @@ class Federation:
         app_dir=HERE,
         precision="float32",
     ):
+        use_all_cores()
         self.folder, self.silos = Path(folder), tuple(silos)
         self.kits = self.folder / "kits"
         self.processes = {}

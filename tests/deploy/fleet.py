@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from .federation import HERE, SFVI, environment, free_port
+from .federation import HERE, SFVI, environment, free_port, use_all_cores
 
 
 class Fleet:
@@ -28,6 +28,7 @@ class Fleet:
         app_dir=HERE,
         precision="float32",
     ):
+        use_all_cores()
         self.folder, self.silos = Path(folder), tuple(silos)
         self.kits, self.port, self.processes = self.folder / "kits", free_port(), {}
         self.common = ["--app-dir", str(app_dir), "--model", model, "--precision", precision]

@@ -265,7 +265,7 @@ import sys, cities, sfvi
 inputs = {{name: cities.load(name) for name in cities.SIZES}}
 silos, ids = ({{name: each[part] for name, each in inputs.items()}} for part in (0, 1))
 algorithm = sfvi.Sites(**{OPTIONS!r})
-sfvi.fit(cities.model, silos, unit_ids=ids, algorithm=algorithm, num_rounds=3, key=7, progress=False).save(sys.argv[1])
+sfvi.fit(cities.model, silos, unit_ids=ids, algorithm=algorithm, num_rounds=2, key=7, progress=False).save(sys.argv[1])
 """
 
 
@@ -292,7 +292,7 @@ def fleet(tmp_path_factory):
 @pytest.fixture(scope="module")
 def deployed(fleet):
     """A run over the fleet, and the same in one process."""
-    number = fleet.begin("cities", algorithm="Sites", options=json.dumps(OPTIONS), rounds=3, key=7, wire="float64")
+    number = fleet.begin("cities", algorithm="Sites", options=json.dumps(OPTIONS), rounds=2, key=7, wire="float64")
     path = fleet.folder / "reference"
     double = {**surroundings(), "JAX_ENABLE_X64": "1"}
     subprocess.run([sys.executable, "-c", REFERENCE, str(path)], env=double, cwd=HERE, check=True)
