@@ -19,7 +19,7 @@ from jax.scipy.stats import norm
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.optim import optax_to_numpyro
 
-from sfvi import SFVI
+from sfvi import SFVI, StructuredModel
 from sfvi.data import split_units
 from sfvi.engines import batching, loop
 from sfvi.families import block
@@ -172,32 +172,32 @@ def federated(
     Args:
         data: Pooled data.
         sizes: Units per silo.
-        steps: Steps per repetition, done in calls of at most `loop.MAX_CHUNK`, as in a fit.
+        steps: Steps per repetition.
         optimizer: Of all parameters.
         merge: Lay the silos end to end, which `sfvi.fit` does with this algorithm; otherwise they are stacked.
     """
     silos, _ = split_units(dict(data), sizes, seed=SPLIT_SEED)
-    rounds, state = prepare(
-        silos, SFVI(optimizer=optimizer, init_scale=SCALE, local_family=block(coupling="mean")), merge=merge
-    )
-    key = jax.random.key(0)
-
-    def run(state):
-        parts, left = [], steps
-        while left:
-            chunk = rounds.run(key, state, jnp.asarray(min(left, loop.MAX_CHUNK)))
-            size = int(chunk.rounds)
-            parts.append(np.asarray(chunk.trace["elbo"][:size]))
-            state, left = chunk.state, left - size
-        return state, np.concatenate(parts)
-
-    return Contestant(state, run)
+    algorithm = SFVI(optimizer=optimizer, init_scale=SCALE, local_family=block(coupling="mean"))
+    rounds, state = prepare(logistic_mixed_model(), silos, algorithm, merge=merge)
+    return Contestant(state, lambda state: advance(rounds, state, steps))
 
 
-def prepare(silos: Mapping[str, Data], algorithm: SFVI, *, merge: bool) -> tuple[loop.Loop, loop.State]:
+def advance(rounds: loop.Loop, state: loop.State, steps: int) -> tuple[loop.State, np.ndarray]:
+    """Do so many steps, in calls of at most `loop.MAX_CHUNK`, as in a fit."""
+    parts, left = [], steps
+    while left:
+        chunk = rounds.run(jax.random.key(0), state, jnp.asarray(min(left, loop.MAX_CHUNK)))
+        size = int(chunk.rounds)
+        parts.append(np.asarray(chunk.trace["elbo"][:size]))
+        state, left = chunk.state, left - size
+    return state, np.concatenate(parts)
+
+
+def prepare(
+    model: StructuredModel, silos: Mapping[str, Data], algorithm: SFVI, *, merge: bool
+) -> tuple[loop.Loop, loop.State]:
     """Do what `sfvi.fit` does before its first round."""
     key = jax.random.key(0)
-    model = logistic_mixed_model()
     data = {name: model.silo_data(name, silos[name]) for name in sorted(silos)}
     theta = model.initial_theta(key, data)
     bound = algorithm.bind(model)

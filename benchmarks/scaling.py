@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from sfvi import SFVI
 from sfvi.families import block
+from sfvi.zoo import logistic_mixed_model
 
 from . import datasets
 from .contestants import prepare
@@ -78,11 +79,12 @@ def run(case: Case) -> Cost:
     """Measure one case in this process."""
     jax.block_until_ready(jnp.zeros(1))  # the backend is part of the baseline
     if not case.num_silos:
-        return Cost(0.0, 0.0, 0.0, _peak_memory())
+        return Cost(0.0, 0.0, 0.0, peak_memory())
     cut = datasets.ragged_sizes if case.ragged else datasets.even_sizes
     silos = datasets.simulate(cut(case.rows // datasets.ROWS_PER_UNIT, case.num_silos))
+    algorithm = SFVI(local_family=block(coupling="mean"))
     begin = time.perf_counter()
-    rounds, state = jax.block_until_ready(prepare(silos, SFVI(local_family=block(coupling="mean")), merge=case.merge))
+    rounds, state = jax.block_until_ready(prepare(logistic_mixed_model(), silos, algorithm, merge=case.merge))
     setup = time.perf_counter() - begin
     key = jax.random.key(0)
 
@@ -98,7 +100,7 @@ def run(case: Case) -> Cost:
     for _ in range(REPETITIONS):
         state, seconds = advance(state, num_rounds)
         spent.append(seconds / num_rounds)
-    return Cost(min(spent), setup, first - one, _peak_memory())
+    return Cost(min(spent), setup, first - one, peak_memory())
 
 
 def _in_subprocess(case):
@@ -107,8 +109,11 @@ def _in_subprocess(case):
     return Cost(*json.loads(done.stdout))
 
 
-def _peak_memory():
-    """Bytes. `ru_maxrss` of a process starts at its parent's, so Linux's own count is taken where there is one."""
+def peak_memory() -> int:
+    """Bytes at the peak of this process.
+
+    `ru_maxrss` of a process starts at its parent's, so Linux's own count is taken where there is one.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))

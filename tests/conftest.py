@@ -11,7 +11,7 @@ os.environ["JAX_ENABLE_X64"] = "1"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time of a test goes into compiling a program that runs for milliseconds.
 QUICK = (
-    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
 )
 os.environ.setdefault("XLA_FLAGS", QUICK)
 # Many tests compile the same small programs; the second time, and in the other worker, they are read back.

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +36,7 @@ from .families import (
 from .model import SiloData, StructuredModel
 from .network_identity import inputs_identity, same_network
 from .objectives import Shared
+from .prediction import check_alike, check_sites, posterior_means
 
 if TYPE_CHECKING:
     import arviz
@@ -220,6 +222,27 @@ class SiloPosterior:
         """Export draws, local and global, as one chain of the `posterior` group."""
         draws = self.sample(key, num_samples)
         return _inference_data(draws, self._dims(draws), self.shared.model.coords)
+
+    def predict(
+        self, data: Any, *, sites: Sequence[str] | None = None, num_samples: int = 100, key: Key | int = 0
+    ) -> dict[str, np.ndarray]:
+        """Posterior means of deterministic sites for other data of this silo: the posterior predictive.
+
+        Memory does not grow with the number of draws, and silos whose data have the same shapes share what is compiled.
+
+        Args:
+            data: As in the fit, with other rows. What the program observes must be there, and does not matter.
+            sites: Deterministic sites of the silo program; by default all.
+            num_samples: Draws of all latents.
+            key: Of the draws.
+        """
+        model = self.shared.model
+        new = model.silo_data(self.name, data, program=self.program)
+        check_alike(self.name, self.data, new, num_samples)
+        inputs = self.shared.shared, self.family, new, as_key(key), num_samples
+        check_sites(self.name, list(eqx.filter_eval_shape(posterior_means, *inputs)), sites)
+        found = posterior_means(*inputs)
+        return {site: np.asarray(found[site]) for site in (sites or found)}
 
     def save(self, path: str | os.PathLike) -> None:
         """Write this silo's posterior, and the global one, but no other silo's and no data."""

@@ -1,9 +1,11 @@
 """One silo's posterior given a published global one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
+from numpyro.infer import init_to_feasible
 
 from ._compile import on_one_thread
 from ._random import as_key
@@ -27,6 +29,7 @@ def fit_silo(
     start: SiloPosterior | None = None,
     optimizer: optax.GradientTransformation | None = None,
     num_samples: int = 1,
+    init_loc_fn: Callable = init_to_feasible,
     unit_ids: Any = None,
     program: str | None = None,
 ) -> SiloPosterior:
@@ -46,6 +49,7 @@ def fit_silo(
         optimizer: By default Adam with a step size that falls to zero over all steps; in a minibatched plate the
             schedule of another one counts the unit's own steps.
         num_samples: Monte Carlo samples per step.
+        init_loc_fn: NumPyro strategy for where latents of the silo itself start.
         unit_ids: See `StructuredModel.silo_data`.
         program: Where every silo has a program of its own, the name of the silo whose program to use.
     """
@@ -61,12 +65,15 @@ def fit_silo(
     if unknown:
         raise ModelError(f"The program of silo {name!r} has the parameter {unknown[0]!r}, which was not fitted.")
     check_support(shared.theta, {name: silo}, batching.plan(model, {name: silo}, shared.theta, merge=False))
-    options = SFVI(local_family=posterior.local_family, num_samples=num_samples, bound=posterior.bound)
+    options = SFVI(
+        local_family=posterior.local_family, num_samples=num_samples, bound=posterior.bound, init_loc_fn=init_loc_fn
+    )
     if posterior.bound.draws_of_units > 1:
         settle_bound(options, shared.theta, {name: silo})
     check_network_of(options, name, silo)
     elbo = Elbo(options, model)
-    free = elbo.start_local(silo)
+    _, silo_key = keys(run_key)
+    free = elbo.start_silo(silo_key, shared, silo)
     if num_steps == 0 and start is None and jax.tree.leaves(free):
         raise OptionError(
             f"num_steps is 0, but silo {name!r} has latents that no network serves; give steps, or start= from before."
@@ -78,7 +85,6 @@ def fit_silo(
     def run(key, shared, free, silo):
         return refit(elbo, key, shared, free, silo, num_steps=num_steps, optimizer=optimizer)
 
-    _, silo_key = keys(run_key)
     family = elbo.local(shared, run(silo_key, shared, free, silo), silo)
     return SiloPosterior(name, posterior, family, silo, program)
 

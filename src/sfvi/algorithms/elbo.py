@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+from numpyro.infer import init_to_feasible
 
 from .. import families
 from .._types import GlobalVec, Indices, Key, Scalar, Theta
@@ -60,7 +61,7 @@ class Elbo(NamedTuple):
 
     def start_shared(self, key: Key, theta: Theta) -> Shared:
         r"""The initial $\eta_G$, $\theta$ and $\phi$."""
-        loc = self.model.population.initial(key, self.options.init_loc_fn)
+        loc = self.model.population.initial(key, theta, self.options.init_loc_fn)
         build = self.options.global_family
         if build is None:
             build = families.full() if 0 < loc.size <= MAX_FULL else families.mean_field()
@@ -77,6 +78,14 @@ class Elbo(NamedTuple):
     def start_local(self, data: SiloData) -> StructuredLocal:
         r"""The initial $\eta_{Lj}$, the same for every unit; amortized units have none."""
         return local_params.build(self.options, data, self.model.population.layout.size)
+
+    def start_silo(self, key: Key, shared: Shared, data: SiloData) -> StructuredLocal:
+        r"""The same, with the silo's own latents where `init_loc_fn` puts them."""
+        family, strategy = self.start_local(data), self.options.init_loc_fn
+        if family.silo is None or strategy is init_to_feasible:
+            return family
+        loc = data.program.initial_own(key, shared.family.center, shared.theta, data, strategy)
+        return eqx.tree_at(lambda family: family.silo.loc, family, loc)
 
     def draw(self, key: Key, step: Int[Array, ""], data: SiloData, noise: Float[Array, "samples n_noise"]) -> Draw:
         """Draw units and local noise, as functions of (key, step, unit), to go with the noise of $z_G$."""

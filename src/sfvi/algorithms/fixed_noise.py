@@ -133,8 +133,7 @@ class BoundFixedNoise(NamedTuple):
 
     def silo_init(self, key: Key, broadcast: Broadcast, data: SiloData) -> SiloState:
         r"""Start $\eta_{Lj}$ at the same point for every unit."""
-        del key
-        return self.silo_start(self.elbo.start_local(data), broadcast, data)
+        return self.silo_start(self.elbo.start_silo(key, broadcast.shared, data), broadcast, data)
 
     def silo_start(self, family: StructuredLocal, broadcast: Broadcast, data: SiloData) -> SiloState:
         """Start from given parameters."""

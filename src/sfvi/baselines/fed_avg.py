@@ -11,7 +11,8 @@ import optax
 from .. import _optim
 from .._random import as_key
 from .._types import Key, Scalar
-from ..errors import DataError, OptionError
+from ..errors import OptionError
+from .stacking import stack
 
 
 def fed_avg(
@@ -45,15 +46,8 @@ def fed_avg(
     for name, value in (("num_rounds", num_rounds), ("num_local_steps", num_local_steps), ("batch_size", batch_size)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"fed_avg: {name} is {value!r}; give a whole number of at least 1.")
-    _check_alike(silos)
-    sizes = {name: {len(leaf) for leaf in jax.tree.leaves(data)} for name, data in silos.items()}
-    for name, found in sizes.items():
-        if len(found) != 1 or 0 in found:
-            raise DataError(
-                f"fed_avg: silo {name!r} has arrays of {sorted(found)} rows; give as many of each, at least 1."
-            )
-    rows = np.array([found.pop() for found in sizes.values()])
-    stacked = jax.tree.map(lambda *leaves: _padded(leaves, rows.max()), *silos.values())
+    stacked = stack("fed_avg", silos)
+    rows = np.asarray(stacked.rows)
     weights = jnp.asarray(rows / rows.sum(), jnp.result_type(float))
 
     def local(params, key, data, num_rows):
@@ -75,30 +69,6 @@ def fed_avg(
 
     key = as_key(key)
     for number in range(num_rounds):
-        params = one_round(params, jax.random.fold_in(key, number), stacked, jnp.asarray(rows))
+        params = one_round(params, jax.random.fold_in(key, number), stacked.data, stacked.rows)
         callback(number + 1)
     return params
-
-
-def _check_alike(silos):
-    """Refuse silos whose arrays cannot lie above each other."""
-    if not silos:
-        raise DataError("fed_avg: there are no silos; give the data of at least one.")
-    first, kind = next(iter(silos.items()))
-    shapes = {}
-    for name, data in silos.items():
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(data)]
-        if any(leaf.ndim == 0 or not np.isfinite(leaf).all() for leaf in leaves):
-            raise DataError(f"fed_avg: silo {name!r} has numbers without rows, or such that are not finite.")
-        shapes[name] = [leaf.shape[1:] for leaf in leaves]
-        if jax.tree.structure(data) != jax.tree.structure(kind) or shapes[name] != shapes[first]:
-            raise DataError(f"fed_avg: the arrays of silo {name!r} are not like those of {first!r}; give all the same.")
-
-
-def _padded(leaves, length):
-    """Arrays of all silos, one above the other; what is beyond a silo's rows is never drawn."""
-    first = np.asarray(leaves[0])
-    stacked = np.zeros((len(leaves), length, *first.shape[1:]), np.result_type(*map(np.asarray, leaves)))
-    for position, leaf in enumerate(leaves):
-        stacked[position, : len(leaf)] = leaf
-    return jnp.asarray(stacked)

@@ -35,6 +35,15 @@ class Chunk(NamedTuple):
     trace: dict[str, Float[Array, " chunk"]]
 
 
+class Done(NamedTuple):
+    """What silos did in a round: their states, replies and ELBO terms, the latter in the order of their names."""
+
+    silos: tuple[Any, ...]
+    replies: Any
+    elbo_terms: Float[Array, " replies"]
+    participants: Participants
+
+
 class Loop(eqx.Module):
     """The functions of an algorithm on given silos.
 
@@ -84,6 +93,15 @@ class Loop(eqx.Module):
     @eqx.filter_jit  # traced once, though asked for its shapes before it is compiled
     def round(self, server_key: Key, silo_key: Key, state: State) -> tuple[State, dict[str, Scalar]]:
         """Do one round: broadcast, every silo's step, the server's step. Returns the ELBO and the server's Info."""
+        broadcast, done = self.exchange(server_key, silo_key, state)
+        server, info = self.algorithm.server_step(state.server, broadcast, done.replies, done.participants)
+        elbo = info.elbo_term + jnp.sum(done.participants.weight * done.elbo_terms)
+        others = {name: value for name, value in info._asdict().items() if name != "elbo_term"}
+        return State(server, done.silos), {"elbo": elbo, **others}
+
+    @eqx.filter_jit  # traced once, too, though asked for the sizes of messages
+    def exchange(self, server_key: Key, silo_key: Key, state: State) -> tuple[Any, Done]:
+        """The silos' part of a round: what they receive, and what they then do and send."""
         broadcast = self.algorithm.broadcast(server_key, state.server)
 
         def step(state, data):
@@ -91,13 +109,8 @@ class Loop(eqx.Module):
 
         if self.algorithm.elbo.options.participation.partial:
             drawn = self.algorithm.participants(server_key, state.server)
-            done = self._some(step, state.silos, drawn)
-        else:
-            done = self._all(step, state.silos)
-        server, info = self.algorithm.server_step(state.server, broadcast, done.replies, done.participants)
-        elbo = info.elbo_term + jnp.sum(done.participants.weight * done.elbo_terms)
-        others = {name: value for name, value in info._asdict().items() if name != "elbo_term"}
-        return State(server, done.silos), {"elbo": elbo, **others}
+            return broadcast, self._some(step, state.silos, drawn)
+        return broadcast, self._all(step, state.silos)
 
     @eqx.filter_jit
     def run(self, key: Key, state: State, num_rounds: Int[Array, ""]) -> Chunk:
@@ -135,16 +148,9 @@ class Loop(eqx.Module):
 
     def message_sizes(self, keys: tuple[Key, Key], state: State) -> tuple[int, int]:
         """Bytes that one silo receives and sends in a round."""
-
-        def both(state):
-            broadcast = self.algorithm.broadcast(keys[0], state.server)
-            silo, data = (
-                jax.tree.map(lambda leaf: leaf[0], tree) if self.stacked[0] else tree
-                for tree in (state.silos[0], self.datas[0])
-            )
-            return broadcast, self.algorithm.silo_step(keys[1], silo, broadcast, data)[1]
-
-        there, back = (sum(_nbytes(leaf) for leaf in jax.tree.leaves(tree)) for tree in jax.eval_shape(both, state))
+        broadcast, done = jax.eval_shape(self.exchange, *keys, state)
+        there = sum(_nbytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(broadcast))
+        back = sum(_nbytes(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(done.replies))
         return there, back
 
     def _map(self, function, *trees):
@@ -165,7 +171,7 @@ class Loop(eqx.Module):
         ranks = np.concatenate([np.asarray(rank) for rank in self.ranks])
         replies, elbo_terms = _sorted((replies, tuple(info.elbo_term for info in infos)), ranks)
         everyone = Participants(jnp.arange(len(ranks)), jnp.ones(len(ranks), elbo_terms.dtype))
-        return _Done(states, replies, elbo_terms, everyone)
+        return Done(states, replies, elbo_terms, everyone)
 
     def _some(self, step, silos, drawn):
         """The steps of those who take part; as many silos of a batch are computed as could at most."""
@@ -188,14 +194,7 @@ class Loop(eqx.Module):
         ranks = jnp.sort(ranks)
         weight = weights[ranks]
         replies = jax.tree.map(lambda leaf: jnp.where(_like(weight > 0, leaf), leaf, 0), replies)
-        return _Done(tuple(states), replies, elbo_terms, Participants(ranks, weight))
-
-
-class _Done(NamedTuple):
-    silos: tuple[Any, ...]
-    replies: Any
-    elbo_terms: Float[Array, " replies"]
-    participants: Participants
+        return Done(tuple(states), replies, elbo_terms, Participants(ranks, weight))
 
 
 def _sorted(parts, ranks):
@@ -210,10 +209,9 @@ def _sorted(parts, ranks):
     return jax.tree.map(lambda leaf: leaf[order], parts)
 
 
-def _nbytes(leaf):
+def _nbytes(shape, dtype):
     """Of an array; a key is two words."""
-    size = 8 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
-    return math.prod(leaf.shape) * size
+    return math.prod(shape) * (8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype.itemsize)
 
 
 def _like(mask, leaf):

@@ -1,12 +1,14 @@
 """Tables and figures of the paper, and more: one file each, run by `sfvi reproduce`."""
 
 from .fast_start import FastStartExperiment
+from .hier_bnn import HierBnnExperiment
 from .multinomial import MultinomialExperiment
 from .reproduce import names, reproduce
 from .six_cities import SixCitiesExperiment
 
 EXPERIMENTS = {
     "fast_start": FastStartExperiment,
+    "hier_bnn": HierBnnExperiment,
     "multinomial": MultinomialExperiment,
     "six_cities": SixCitiesExperiment,
 }

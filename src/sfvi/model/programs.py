@@ -101,9 +101,9 @@ class PopulationProgram:
         """A hash of the program."""
         return fingerprint(self.program, ())
 
-    def initial(self, key: Key, init_loc_fn: Callable) -> GlobalVec:
+    def initial(self, key: Key, theta: Theta, init_loc_fn: Callable) -> GlobalVec:
         """The starting point that a NumPyro initialization strategy chooses."""
-        values = initial_latents(self.program, key, init_loc_fn)
+        values = initial_latents(self.program, (), theta, key, init_loc_fn)
         return self.layout.join(values).astype(jnp.result_type(float))
 
 
@@ -251,6 +251,16 @@ class SiloProgram:
             values[name] = values[name] + step * jax.lax.stop_gradient(place.slope(free[name]))
         stopped = {name: jax.lax.stop_gradient(theta[name]) for name in self.learned}
         return self.layout.join(values), theta | stopped
+
+    def initial_own(
+        self, key: Key, z_global: GlobalVec, theta: Theta, data: "SiloData", init_loc_fn: Callable
+    ) -> Float[Array, "n_own 1"]:
+        """The starting point of the silo's own latents, those of no unit, that a NumPyro strategy chooses."""
+        globals_, _ = self.population.run(z_global, theta)
+        args = (globals_, self.rebuild(data.values))
+        own_key = jax.random.fold_in(key, data.silo_word)
+        values = initial_latents(self.recentred, args, theta, own_key, init_loc_fn)
+        return self.layout.own.join(values).astype(z_global.dtype)[:, None]
 
     def outputs(self, z_global: GlobalVec, z_local: Local, theta: Theta, data: "SiloData") -> dict[str, Array]:
         """Values of the local latent and deterministic sites, of all units, in the model's own space."""

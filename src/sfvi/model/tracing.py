@@ -204,17 +204,20 @@ def initial_params(program: Callable, key: Key, args: tuple) -> Theta:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, floating), run(key, args))
 
 
-def initial_latents(program: Callable, key: Key, init_loc_fn: Callable) -> dict[str, Array]:
+def initial_latents(program: Callable, args: tuple, theta: Theta, key: Key, init_loc_fn: Callable) -> dict[str, Array]:
     """Unconstrained values of a program's latents that a NumPyro initialization strategy chooses."""
 
-    def run():
-        with trace() as recorded:
-            substitute(seed(program, key), substitute_fn=init_loc_fn)()
-        return recorded
+    def values(site):
+        if site["type"] == "param" and site["name"] in theta:
+            return jax.tree.map(_param_transform(site), theta[site["name"]])
+        return _all_members(site) if site["type"] == "plate" else init_loc_fn(site)
 
+    with trace() as recorded, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "subsample_size does not match")
+        substitute(seed(program, key), substitute_fn=values)(*args)
     return {
         name: biject_to(site["fn"].support).inv(site["value"])
-        for name, site in run().items()
+        for name, site in recorded.items()
         if site["type"] == "sample" and not site["is_observed"]
     }
 

@@ -1,5 +1,6 @@
 """Models of the paper and other common ones, one file each."""
 
+from .bayesian_networks import fed_pop, hierarchical_bnn
 from .deep_latent_gaussian import deep_latent_gaussian, image_encoder
 from .linear_mixed import linear_mixed_model, simulate_linear_mixed
 from .logistic_mixed import logistic_mixed_model
@@ -8,6 +9,8 @@ from .poisson_mixed import poisson_mixed_model, simulate_poisson_mixed
 
 __all__ = [
     "deep_latent_gaussian",
+    "fed_pop",
+    "hierarchical_bnn",
     "image_encoder",
     "linear_mixed_model",
     "logistic_mixed_model",

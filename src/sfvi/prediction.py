@@ -1,0 +1,63 @@
+"""The posterior predictive of a silo: means of deterministic sites over draws of all latents."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ._types import Key
+from .errors import DataError, OptionError
+from .families import Local, StructuredLocal
+from .model import SiloData
+from .objectives import Shared
+
+
+def check_alike(name: str, fitted: SiloData, new: SiloData, num_samples: int) -> None:
+    """Refuse data whose latents were not fitted."""
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+        raise OptionError(f"predict: num_samples is {num_samples!r}; give a whole number of at least 1.")
+    if new.program.layout.groups:
+        plates = ", ".join(repr(group.plate.name) for group in new.program.layout.groups)
+        raise DataError(
+            f"predict: in silo {name!r} the members of {plates} have latents of their own, and new ones would have to "
+            "be fitted; use sfvi.fit_silo."
+        )
+    if new.program.layout.own != fitted.program.layout.own:
+        raise DataError(
+            f"predict: with these data silo {name!r} has other latents than those fitted; give the same shapes."
+        )
+
+
+def check_sites(name: str, there: Sequence[str], sites: Sequence[str] | None) -> None:
+    """Refuse sites that are not there, and programs without any."""
+    if not there or set(sites or ()) - set(there):
+        named = ", ".join(map(repr, there)) or "none; add numpyro.deterministic(...) to it"
+        raise OptionError(f"predict: what the program of silo {name!r} lets one predict: {named}.")
+
+
+@eqx.filter_jit
+def posterior_means(
+    shared: Shared, local: StructuredLocal, data: SiloData, key: Key, num_samples: int
+) -> dict[str, Array]:
+    """Means over draws of the silo program's deterministic sites, for all rows of the data."""
+    program, dtype = data.program, shared.family.center.dtype
+    size, own = shared.family.noise_size, program.layout.own.size
+    latents = {site.name for site in program.layout.own.sites}
+
+    def one(key):
+        global_key, own_key = jax.random.split(key)
+        z_global = shared.family.sample(jax.random.normal(global_key, (size,), dtype))
+        noise = Local(jax.random.normal(own_key, (own, 1), dtype) if own else None, {})
+        z_local = local.sample(noise, z_global, shared.family.center)
+        found = program.outputs(z_global, z_local, shared.theta, data)
+        return {site: value for site, value in found.items() if site not in latents}
+
+    def add(total, key):
+        return jax.tree.map(jnp.add, total, one(key)), None
+
+    keys = jax.random.split(key, num_samples)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(one, key))
+    total, _ = jax.lax.scan(add, zeros, keys)
+    return jax.tree.map(lambda leaf: leaf / num_samples, total)

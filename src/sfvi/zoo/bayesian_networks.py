@@ -1,0 +1,131 @@
+r"""Bayesian neural networks for silos that differ: the paper's hierarchical network, and FedPop in full.
+
+Both classify $x$ by $\mathrm{softmax}(f_j(x))$ with $f_j(x) = h W^{(2,j)}$, $h = \mathrm{ReLU}(x W^{(1,j)})$ and no
+biases; they differ in what silos share. Networks have many latents, and all units of a layer are alike where all
+weights are zero, so fit them with mean-field families from a random start:
+
+    SFVI(
+        global_family=families.mean_field(),
+        local_family=families.block(coupling="none"),
+        init_loc_fn=init_to_uniform(radius=0.1),
+        init_scale=0.05,
+    )
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+from ..errors import OptionError
+from ..model import StructuredModel
+
+Widths = Sequence[int]
+
+
+def hierarchical_bnn(
+    *,
+    num_features: int = 784,
+    num_classes: int = 10,
+    width: int = 64,
+    personal: Widths | Mapping[str, Widths] = (),
+    scale: Literal["scalar", "elementwise"] = "scalar",
+    batch_size: int | None = None,
+) -> StructuredModel:
+    r"""A first layer of each silo's own, around one that all share; what follows it is personal.
+
+    $$\mu_{ik} \sim \mathcal{N}(0, 1), \quad \sigma \sim \mathcal{N}_+(0, 1), \quad
+      \epsilon^{(j)}_{ik}, W^{(2,j)}_{kc} \sim \mathcal{N}(0, 1), \quad W^{(1,j)} = \mu + \sigma \epsilon^{(j)}$$
+
+    Silos hold `{"x": features, one row each, "y": classes}`; the site `probabilities` is what they predict.
+
+    Args:
+        num_features: Length of $x$.
+        num_classes: Number of classes.
+        width: Of the first layer, which is shared.
+        personal: Widths of further hidden layers, which are personal. By silo name if silos have different networks.
+        scale: Whether $\sigma$ is one number or one for each weight.
+        batch_size: Rows of a silo in one step; None for all.
+    """
+    if scale not in ("scalar", "elementwise"):
+        raise OptionError(f"hierarchical_bnn: scale is {scale!r}; choose 'scalar' or 'elementwise'.")
+    shape = (num_features, width)
+
+    def population():
+        mu = numpyro.sample("mu", _normal(shape))
+        spread = dist.HalfNormal(1.0)
+        sigma = numpyro.sample("sigma", spread if scale == "scalar" else spread.expand(shape).to_event(2))
+        return mu, sigma
+
+    def program(hidden):
+        def silo(globals_, data):
+            mu, sigma = globals_
+            layers = [mu + sigma * numpyro.sample("epsilon", _normal(shape))]
+            for number, sizes in enumerate(pairwise([width, *hidden, num_classes]), start=2):
+                layers.append(numpyro.sample(f"W{number}", _normal(sizes)))
+            classify(layers, data, batch_size)
+
+        return silo
+
+    if isinstance(personal, Mapping):
+        return StructuredModel(population, {name: program(hidden) for name, hidden in personal.items()})
+    return StructuredModel(population, program(personal))
+
+
+def fed_pop(
+    *,
+    num_features: int = 784,
+    num_classes: int = 10,
+    hidden: Widths = (64,),
+    batch_size: int | None = None,
+) -> StructuredModel:
+    r"""FedPop (Kotelevskii et al. 2022) with a posterior for all of it: shared layers, and a personal head.
+
+    $$W^{(1)}_{ik} \sim \mathcal{N}(0, 1), \quad \mu_{kc} \sim \mathcal{N}(0, 1), \quad
+      \sigma_{kc} \sim \mathcal{N}_+(0, 1), \quad W^{(2,j)}_{kc} \sim \mathcal{N}(\mu_{kc}, \sigma_{kc}^2)$$
+
+    Silos hold `{"x": features, one row each, "y": classes}`; the site `probabilities` is what they predict.
+
+    Args:
+        num_features: Length of $x$.
+        num_classes: Number of classes.
+        hidden: Widths of the hidden layers, all of them shared.
+        batch_size: Rows of a silo in one step; None for all.
+    """
+    head = (hidden[-1], num_classes)
+
+    def population():
+        shapes = pairwise([num_features, *hidden])
+        layers = [numpyro.sample(f"W{number}", _normal(sizes)) for number, sizes in enumerate(shapes, start=1)]
+        mu = numpyro.sample("mu", _normal(head))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0).expand(head).to_event(2))
+        return layers, mu, sigma
+
+    def silo(globals_, data):
+        layers, mu, sigma = globals_
+        own = numpyro.sample("head", dist.Normal(mu, sigma).to_event(2))
+        classify([*layers, own], data, batch_size)
+
+    return StructuredModel(population, silo)
+
+
+def classify(layers: Sequence[Any], data: Any, batch_size: int | None) -> None:
+    """Observe classes through a network with ReLU between its layers; the site `probabilities` is what it predicts."""
+    num_rows = data["x"].shape[0]
+    drawn = num_rows if batch_size is None else min(batch_size, num_rows)
+    with numpyro.plate("rows", num_rows, subsample_size=drawn) as rows:
+        x, y = (data["x"], data["y"]) if drawn == num_rows else (data["x"][rows], data["y"][rows])
+        values = jnp.asarray(x, layers[0].dtype)
+        for layer in layers[:-1]:
+            values = jax.nn.relu(values @ layer)
+        logits = values @ layers[-1]
+        numpyro.deterministic("probabilities", jax.nn.softmax(logits))
+        numpyro.sample("y", dist.CategoricalLogits(logits), obs=y)
+
+
+def _normal(shape):
+    return dist.Normal(0.0, 1.0).expand(shape).to_event(len(shape))

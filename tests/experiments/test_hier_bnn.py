@@ -1,0 +1,67 @@
+"""Table 1 in miniature, and its scores."""
+
+import numpy as np
+import pytest
+
+from sfvi.experiments import EXPERIMENTS, reproduce
+from sfvi.experiments.hier_bnn import HierBnnExperiment, Split, evaluate, majority, partition
+
+from .test_multinomial import pytestmark  # noqa: F401
+
+TINY = """
+[presets.tiny]
+dataset = "mnist"
+seeds = [0]
+splits = [{ silos = 2, batch = 20, local_steps = 60, train_rows = 60, test_rows = 40 }]
+share = 0.9
+steps = 5
+step_size = 0.01
+rounds = 2
+local_step_size = 0.002
+refit_steps = 2
+"""
+
+
+def test_all_methods_in_miniature(tmp_path, float32):
+    (tmp_path / "hier_bnn").mkdir()
+    (tmp_path / "hier_bnn" / "spec.toml").write_text(TINY)
+    report = reproduce(tmp_path, EXPERIMENTS, "hier_bnn", preset="tiny", say=lambda line: None)
+    assert "diverged" not in report
+    rows = [line for line in report.splitlines() if line.startswith("| 2 |")]
+    assert len(rows) == 14
+    assert sum("| SFVI |" in row for row in rows) == 2
+    assert (tmp_path / "hier_bnn" / "tiny.png").stat().st_size > 5_000
+
+
+def test_the_papers_split():
+    """Feasible sizes, the same for training and test, 90% of one digit."""
+    for silos, train_rows, test_rows in ((10, 5421, 892), (50, 1084, 178)):
+        train, test = partition("mnist", Split(silos, 100, 1), 0.9, 3)
+        assert {len(data["y"]) for data in train.values()} == {train_rows}
+        assert {len(data["y"]) for data in test.values()} == {test_rows}
+        for number in (0, silos - 1):
+            for part in (train, test):
+                shares = np.bincount(part[f"silo-{number:0{len(str(silos - 1))}d}"]["y"], minlength=10)
+                assert shares.argmax() == number % 10
+                assert abs(shares.max() / shares.sum() - 0.9) < 0.01
+
+
+def test_scores_of_rules_that_are_known():
+    """The majority rule is right nine times in ten and never off the majority; who knows all is always right."""
+    load = lambda: partition("mnist", Split(10, 100, 1, 500, 300), 0.9, 0)  # noqa: E731
+    rule = majority(load, None, 0, None)
+    assert abs(rule["accuracy"] - 0.9) < 0.02
+    assert rule["off-majority"] == 0
+    train, test = load()
+    answers = {data["x"].tobytes(): np.eye(10)[data["y"]] for data in test.values()}
+    known = evaluate(lambda silo, x: answers[x.tobytes()], train, test)
+    assert known["accuracy"] == known["off-majority"] == 1
+    assert known["accuracies"] == [1.0] * 10
+
+
+@pytest.mark.parametrize(("change", "match"), [({"seeds": ()}, "at least one"), ({"splits": ()}, "at least one")])
+def test_bad_settings(change, match):
+    options = {"dataset": "mnist", "seeds": (0,), "splits": (Split(2, 10, 1),), "share": 0.9, "steps": 1}
+    options |= {"step_size": 0.1, "rounds": None, "local_step_size": 0.1, "refit_steps": 1}
+    with pytest.raises(ValueError, match=match):
+        HierBnnExperiment(**options | change)

@@ -1,0 +1,135 @@
+"""Networks whose silos differ: the paper's formulas, and silos that contradict each other."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.scipy.stats import norm
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import log_density
+
+import sfvi
+from sfvi import families, zoo
+
+FEATURES, CLASSES = 6, 3
+OPTIONS = {
+    "global_family": families.mean_field(),
+    "local_family": families.block(coupling="none"),
+    "init_loc_fn": init_to_uniform(radius=0.3),
+    "init_scale": 0.05,
+}
+
+
+def contradicting(rows=120):
+    """The same inputs mean different classes in the two silos."""
+    generator = np.random.default_rng(0)
+    silos = {}
+    for shift, name in enumerate(("a", "b")):
+        x = generator.normal(size=(rows, FEATURES)).astype(np.float32)
+        silos[name] = {"x": x, "y": (x[:, :CLASSES].argmax(1) + shift) % CLASSES}
+    return silos
+
+
+def values_of(shapes):
+    generator = np.random.default_rng(1)
+    return {name: generator.normal(size=shape) for name, shape in shapes.items()}
+
+
+def likelihood(layers, data):
+    hidden = data["x"].astype(float)
+    for layer in layers[:-1]:
+        hidden = np.maximum(hidden @ layer, 0)
+    scores = hidden @ layers[-1]
+    scores -= np.log(np.exp(scores).sum(1, keepdims=True))
+    return scores[np.arange(len(scores)), data["y"]].sum()
+
+
+def joint(model, data, values):
+    """Log density of all sites at values in the model's own space."""
+    return float(log_density(model.as_one_program({"a": data}), (), {}, values)[0])
+
+
+@pytest.mark.parametrize("scale", ["scalar", "elementwise"])
+def test_the_hierarchical_network_is_the_papers(scale):
+    data = contradicting(20)["a"]
+    model = zoo.hierarchical_bnn(num_features=FEATURES, num_classes=CLASSES, width=4, personal=(5,), scale=scale)
+    shape = () if scale == "scalar" else (FEATURES, 4)
+    shapes = {"mu": (FEATURES, 4), "sigma": shape, "a/epsilon": (FEATURES, 4), "a/W2": (4, 5), "a/W3": (5, CLASSES)}
+    z = values_of(shapes)
+    z["sigma"] = np.abs(z["sigma"])
+    expected = sum(norm.logpdf(value).sum() for value in z.values()) + z["sigma"].size * np.log(2)
+    layers = [z["mu"] + z["sigma"] * z["a/epsilon"], z["a/W2"], z["a/W3"]]
+    np.testing.assert_allclose(joint(model, data, z), expected + likelihood(layers, data), rtol=1e-10)
+
+
+def test_fed_pop_in_full():
+    data = contradicting(20)["a"]
+    model = zoo.fed_pop(num_features=FEATURES, num_classes=CLASSES, hidden=(5, 4))
+    head = (4, CLASSES)
+    z = values_of({"W1": (FEATURES, 5), "W2": (5, 4), "mu": head, "sigma": head, "a/head": head})
+    z["sigma"] = np.abs(z["sigma"])
+    expected = sum(norm.logpdf(z[name]).sum() for name in ("W1", "W2", "mu", "sigma")) + z["sigma"].size * np.log(2)
+    expected += norm.logpdf(z["a/head"], z["mu"], z["sigma"]).sum()
+    layers = [z["W1"], z["W2"], z["a/head"]]
+    np.testing.assert_allclose(joint(model, data, z), expected + likelihood(layers, data), rtol=1e-10)
+
+
+def right(fit, silos):
+    found = {name: fit.silo(name).predict(data, num_samples=50)["probabilities"] for name, data in silos.items()}
+    return {name: np.mean(found[name].argmax(1) == data["y"]) for name, data in silos.items()}
+
+
+@pytest.mark.parametrize("make", [zoo.hierarchical_bnn, zoo.fed_pop])
+def test_silos_that_contradict_each_other_are_both_right(make, float32):
+    silos = contradicting()
+    model = make(num_features=FEATURES, num_classes=CLASSES, batch_size=40)
+    algorithm = sfvi.SFVI(optimizer=optax.adam(0.02), **OPTIONS)
+    fit = sfvi.fit(model, silos, key=0, num_rounds=600, algorithm=algorithm)
+    assert min(right(fit, silos).values()) > 0.85  # one network for both: below 0.5
+    assert fit.posterior.family.center.dtype == jnp.float32
+
+
+def test_silos_may_have_different_networks():
+    silos = contradicting()
+    personal = {"a": (), "b": (7, 5)}
+    model = zoo.hierarchical_bnn(num_features=FEATURES, num_classes=CLASSES, width=16, personal=personal)
+    algorithm = sfvi.SFVI(optimizer=optax.adam(0.02), **OPTIONS)
+    fit = sfvi.fit(model, silos, key=0, num_rounds=600, algorithm=algorithm)
+    assert min(right(fit, silos).values()) > 0.85
+    assert fit.silo("a").sample(0, 2)["W2"].shape == (2, 16, CLASSES)
+    assert fit.silo("b").sample(0, 2)["W4"].shape == (2, 5, CLASSES)
+
+
+def test_silos_begin_where_the_strategy_says():
+    """Each silo's own latents too, every silo's elsewhere; by default at zero."""
+    silos = contradicting()
+    model = zoo.fed_pop(num_features=FEATURES, num_classes=CLASSES, hidden=(4,))
+    still = optax.sgd(0.0)
+    fits = [
+        sfvi.fit(model, silos, key=0, num_rounds=1, algorithm=algorithm)
+        for algorithm in (
+            sfvi.SFVI(optimizer=still, **OPTIONS),
+            sfvi.SFVIAvg(num_local_steps=1, refit_steps=0, optimizer=still, **OPTIONS),
+            sfvi.SFVI(optimizer=still),
+        )
+    ]
+    random, again, zero = ({name: np.asarray(fit.silo(name).family.silo.loc) for name in silos} for fit in fits)
+    assert not np.array_equal(random["a"], random["b"])
+    assert 0.05 < np.abs(random["a"]).mean() < 0.3
+    assert np.array_equal(random["a"], again["a"])
+    assert not zero["a"].any()
+    joined = sfvi.fit_silo(
+        fits[0].posterior,
+        "c",
+        silos["a"],
+        key=1,
+        num_steps=1,
+        optimizer=still,
+        **{"init_loc_fn": OPTIONS["init_loc_fn"]},
+    )
+    assert np.asarray(joined.family.silo.loc).any()
+
+
+def test_unknown_scales_are_refused():
+    with pytest.raises(sfvi.OptionError, match="'scalar' or 'elementwise'"):
+        zoo.hierarchical_bnn(scale="both")
