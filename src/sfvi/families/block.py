@@ -111,12 +111,12 @@ def block(
                 f"{units * size * parent:,} numbers; use local_family=families.block(coupling='none')."
             )
         full = within == "full" or (within == "auto" and size <= 10)
-        slopes = jnp.zeros((parent, size, units), dtype)
+        slopes = None if coupling == "none" else jnp.zeros((parent, size, units), dtype)  # it may be very large
         return BlockGaussian(
             loc=jnp.zeros((size, units), dtype),
             log_scale=jnp.full((size, units), jnp.log(scale), dtype),
             lower=jnp.zeros((packed_size(size), units), dtype) if full and size > 1 else None,
-            coupling=slopes if coupling != "none" else None,
+            coupling=slopes,
             scale_coupling=slopes if coupling == "mean_and_scale" else None,
         )
 
