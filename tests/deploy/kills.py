@@ -17,13 +17,19 @@ from sfvi import archive
 from . import cities
 from .federation import Federation
 
-RUNS = {
-    "SFVI": ["--algorithm", "SFVI", "--rounds", "600"],
-    "SFVIAvg": ["--algorithm", "SFVIAvg", "--option", "num_local_steps=400", "--rounds", "30"],
-    "Sites": ["--algorithm", "Sites", "--option", "num_local_steps=400", "--rounds", "30"],
-}
+OPTIONS = {"SFVI": [], "SFVIAvg": ["num_local_steps=400"], "Sites": ["num_local_steps=400"]}
 VICTIMS = ("server", "server job", "silo", "silo job", "silo parent", "operator", "machine")
 GIVE_UP = 600.0
+
+
+def rounds_of(algorithm, kills):
+    """Long enough for every kill to have a round of its own."""
+    return max(600, 20 * kills) if algorithm == "SFVI" else max(30, 4 * kills)
+
+
+def flags_of(algorithm, kills):
+    options = [part for option in OPTIONS[algorithm] for part in ("--option", option)]
+    return ["--algorithm", algorithm, *options, "--rounds", str(rounds_of(algorithm, kills))]
 
 
 def arrays_of(federation, run):
@@ -72,9 +78,9 @@ def strike(federation, victim, rng, operator):
 
 def torment(federation, algorithm, run, number, rng, say=print):
     """One run with `number` kills; returns the arrays of its result."""
-    total = int(RUNS[algorithm][RUNS[algorithm].index("--rounds") + 1])
-    moments = sorted(rng.sample(range(1, total - 1), number))
-    operator = federation.begin(run, *RUNS[algorithm])
+    flags = flags_of(algorithm, number)
+    moments = sorted(rng.sample(range(1, rounds_of(algorithm, number) - 1), number))
+    operator = federation.begin(run, *flags)
     begin = time.monotonic()
     while moments or operator.poll() is None:
         if operator.poll() is not None:
@@ -84,7 +90,7 @@ def torment(federation, algorithm, run, number, rng, say=print):
                 raise AssertionError(f"the run failed\n{federation.logs()}")
             if operator.returncode == 0:
                 break
-            operator = federation.begin(run, *RUNS[algorithm])
+            operator = federation.begin(run, *flags)
         at = federation.status(run).get("round", 0)
         if moments and at >= moments[0]:
             moment, victim = moments.pop(0), rng.choice(VICTIMS)
@@ -93,7 +99,7 @@ def torment(federation, algorithm, run, number, rng, say=print):
             begin = time.monotonic()
             while federation.status(run).get("round", 0) <= at and time.monotonic() - begin < GIVE_UP:
                 if operator.poll() is not None and operator.returncode < 0:
-                    operator = federation.begin(run, *RUNS[algorithm])
+                    operator = federation.begin(run, *flags)
                 elif operator.poll() is not None:
                     break
                 time.sleep(0.1)
@@ -140,8 +146,8 @@ def main(folder, *, kills, seed, say=print):
     shares = [kills // 3 + (position < kills % 3) for position in range(3)]
     wrong = []
     with Federation(folder) as federation:
-        for (algorithm, flags), number in zip(RUNS.items(), shares, strict=True):
-            federation.run(f"{algorithm}-calm", *flags)
+        for algorithm, number in zip(OPTIONS, shares, strict=True):
+            federation.run(f"{algorithm}-calm", *flags_of(algorithm, number))
             calm = arrays_of(federation, f"{algorithm}-calm")
             begin = time.monotonic()
             found = torment(federation, algorithm, f"{algorithm}-killed", number, rng, say)

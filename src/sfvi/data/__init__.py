@@ -3,6 +3,7 @@
 from .heart_disease import heart_disease
 from .images import Images, fashion_mnist, mnist
 from .partition import by_label, by_order, by_size, dirichlet, equally, split_units, take
+from .posts import newsgroups
 from .six_cities import six_cities
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "fashion_mnist",
     "heart_disease",
     "mnist",
+    "newsgroups",
     "six_cities",
     "split_units",
     "take",

@@ -29,12 +29,12 @@ def cache_folder(dataset: str) -> Path:
     return Path(pooch.os_cache("sfvi")) / dataset
 
 
-def download(dataset: str, url: str, checksums: dict[str, str]) -> Path:
+def download(dataset: str, url: str | dict[str, str], checksums: dict[str, str]) -> Path:
     """Download the files that are not there yet.
 
     Args:
         dataset: Name of the data set.
-        url: The files' common beginning.
+        url: The files' common beginning, or the address of each.
         checksums: sha256 by file name; a file with another one is never kept.
 
     Returns:
@@ -44,16 +44,17 @@ def download(dataset: str, url: str, checksums: dict[str, str]) -> Path:
 
     folder = cache_folder(dataset)
     for name, checksum in checksums.items():
+        address = url[name] if isinstance(url, dict) else url + name
         try:
-            pooch.retrieve(url + name, known_hash=f"sha256:{checksum}", fname=name, path=folder)
+            pooch.retrieve(address, known_hash=f"sha256:{checksum}", fname=name, path=folder)
         except OSError as error:  # every failure of the network or the disk; first, as some are ValueErrors too
             raise DataError(
-                f"{dataset}: {url + name} could not be downloaded to {folder} ({type(error).__name__}); check the "
+                f"{dataset}: {address} could not be downloaded to {folder} ({type(error).__name__}); check the "
                 f"network and the folder, or set {VARIABLE} to a folder that holds {dataset}/."
             ) from error
         except ValueError as error:
             raise DataError(
-                f"{dataset}: {url + name} is not the file it should be (its sha256 differs) and was not kept; try "
+                f"{dataset}: {address} is not the file it should be (its sha256 differs) and was not kept; try "
                 f"again, or set {VARIABLE} to a folder that holds {dataset}/."
             ) from error
     return folder

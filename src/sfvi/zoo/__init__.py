@@ -6,9 +6,11 @@ from .linear_mixed import linear_mixed_model, simulate_linear_mixed
 from .logistic_mixed import logistic_mixed_model
 from .multinomial_regression import multinomial_regression
 from .poisson_mixed import poisson_mixed_model, simulate_poisson_mixed
+from .prod_lda import document_encoder, prod_lda
 
 __all__ = [
     "deep_latent_gaussian",
+    "document_encoder",
     "fed_pop",
     "hierarchical_bnn",
     "image_encoder",
@@ -16,6 +18,7 @@ __all__ = [
     "logistic_mixed_model",
     "multinomial_regression",
     "poisson_mixed_model",
+    "prod_lda",
     "simulate_linear_mixed",
     "simulate_poisson_mixed",
 ]

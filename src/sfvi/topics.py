@@ -1,0 +1,138 @@
+r"""How good topics are: coherence, diversity, and how well they foresee words.
+
+Documents come as `sfvi.data.text.bag_of_words` gives them. $D(v)$ counts documents that hold word v, $D(u, v)$ those
+that hold both.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from .errors import OptionError
+
+Bag = Mapping[str, np.ndarray]
+TOP = 10
+
+
+class Occurrences(NamedTuple):
+    """In how many documents words occur, alone and together.
+
+    Attributes:
+        together: $D(u, v)$; on the diagonal $D(v)$.
+        num_documents: Number of documents.
+    """
+
+    together: np.ndarray
+    num_documents: int
+
+
+def occurrences(bag: Bag, num_words: int) -> Occurrences:
+    """Count in which documents words occur together.
+
+    Args:
+        bag: Documents.
+        num_words: Length of the vocabulary.
+    """
+    there = sparse(bag, num_words) > 0
+    there = there.astype(np.int32)
+    return Occurrences((there.T @ there).toarray(), there.shape[0])
+
+
+def sparse(bag: Bag, num_words: int) -> scipy.sparse.csr_array:
+    """Counts as a sparse matrix, a row for each document."""
+    rows, columns = np.nonzero(bag["counts"])
+    entries = bag["counts"][rows, columns].astype(np.int64), (rows, bag["words"][rows, columns].astype(np.int64))
+    return scipy.sparse.csr_array(entries, shape=(len(bag["words"]), num_words))
+
+
+def top_words(topics: np.ndarray, *, top: int = TOP) -> np.ndarray:
+    """The words with the largest entries of each topic, largest first, by their places in the vocabulary."""
+    topics = np.asarray(topics)
+    if topics.ndim != 2 or not np.isfinite(topics).all() or not 1 <= top <= topics.shape[1]:
+        raise OptionError(f"top_words: topics have shape {topics.shape}; give finite numbers, words on the last axis.")
+    return np.argsort(-topics, axis=1, kind="stable")[:, :top]
+
+
+def umass(tops: np.ndarray, counts: Occurrences, *, epsilon: float = 1.0) -> np.ndarray:
+    r"""UMass coherence of each topic (Mimno et al. 2011); 0 would be perfect.
+
+    $$\frac{2}{N(N-1)} \sum_{i > j} \log \frac{D(v_i, v_j) + \epsilon}{D(v_j)}, \quad v_1, \dots, v_N
+      \text{ the topic's first words, most frequent first}$$
+
+    Args:
+        tops: As `top_words` gives them.
+        counts: In the documents that the topics were fitted to.
+        epsilon: $\epsilon$.
+    """
+    alone = np.maximum(np.diag(counts.together), 1)
+    found = []
+    for words in tops:
+        words = words[np.argsort(-alone[words], kind="stable")]
+        later, earlier = np.tril_indices(len(words), -1)
+        pairs = counts.together[words[later], words[earlier]] + epsilon
+        found.append(np.mean(np.log(pairs / alone[words[earlier]])))
+    return np.array(found)
+
+
+def npmi(tops: np.ndarray, counts: Occurrences) -> np.ndarray:
+    r"""Normalized pointwise mutual information of each topic, C_NPMI with whole documents as windows; 1 is the best.
+
+    $$\text{mean over pairs of } \log \frac{P(u, v)}{P(u) P(v)} \Big/ -\log P(u, v), \qquad -1
+      \text{ for words that never meet}$$
+
+    Args:
+        tops: As `top_words` gives them.
+        counts: In reference documents.
+    """
+    total = counts.num_documents
+    alone = np.diag(counts.together)
+    found = []
+    for words in tops:
+        later, earlier = np.tril_indices(len(words), -1)
+        u, v = words[later], words[earlier]
+        both = counts.together[u, v] / total
+        apart = np.maximum(alone[u], 1) * np.maximum(alone[v], 1) / total**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = np.log(both / apart) / -np.log(both)
+        values = np.where(both == 0, -1.0, np.where(both >= 1, 1.0, values))
+        found.append(values.mean())
+    return np.array(found)
+
+
+def diversity(topics: np.ndarray, *, top: int = 25) -> float:
+    """Share of different words among the first ones of all topics (Dieng et al. 2020)."""
+    tops = top_words(topics, top=top)
+    return len(np.unique(tops)) / tops.size
+
+
+def completion(bag: Bag, *, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Cut the words of each document into two halves at random: one to learn its weights from, one to foresee.
+
+    Documents of fewer than two words are left out of both.
+    """
+    generator = np.random.default_rng(seed)
+    kept = bag["counts"].sum(1) >= 2
+    words, counts = bag["words"][kept], bag["counts"][kept]
+    half = np.zeros_like(counts)
+    for row, own in enumerate(counts):
+        tokens = np.repeat(np.arange(len(own)), own)
+        chosen = generator.permutation(tokens)[: len(tokens) // 2]
+        half[row] = np.bincount(chosen, minlength=len(own))
+    return {"words": words, "counts": half}, {"words": words, "counts": counts - half}
+
+
+def perplexity(log_probabilities: np.ndarray, bag: Bag) -> float:
+    r"""$\exp(-\text{mean over words of } \log p)$.
+
+    Args:
+        log_probabilities: Of each document's words, a number for each document.
+        bag: Those documents.
+    """
+    return float(np.exp(-np.sum(log_probabilities) / bag["counts"].sum()))
+
+
+def shown(topics: np.ndarray, vocabulary: Sequence[str], *, top: int = TOP) -> list[str]:
+    """The first words of each topic, to be read."""
+    return [" ".join(vocabulary[word] for word in words) for words in top_words(topics, top=top)]
