@@ -23,6 +23,7 @@ In article <123@x.edu> other@y.edu (Other) writes:
 
 The cars' engines were running badly yesterday.
 I've bought 2 new ones!
+MAX>'AX>'AX>'AX>'AX>'AX>'AX>'AX>'AX>'AX>'AX>'AX>'AX>'AX>'AX<
 
 --
 Some One, University of Somewhere
@@ -34,7 +35,7 @@ documents = st.lists(st.lists(words, min_size=1, max_size=6), min_size=1, max_si
 def test_header_quotes_and_signature_go():
     kept = module.body(POST)
     assert "engines were running" in kept
-    for gone in ("somewhere.edu", "article", "broken", "University"):
+    for gone in ("somewhere.edu", "article", "broken", "University", "MAX"):
         assert gone not in kept
 
 

@@ -19,6 +19,7 @@ ARCHIVE = "20news-bydate.tar.gz"
 URL = "https://ndownloader.figshare.com/files/5975967"
 CHECKSUM = "8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610"
 NUM_POSTS = 18_846
+ENCODED = 40  # letters from which a line is looked at
 INTRODUCES_QUOTE = re.compile(r"(writes in|writes:|wrote:|says:|said:|^In article|^Quoted from|^\||^>)")
 
 
@@ -106,14 +107,19 @@ def padded(indptr: np.ndarray, words: np.ndarray, counts: np.ndarray) -> dict[st
 
 
 def body(text: str) -> str:
-    """A post without its header, the lines that quote others, and its signature."""
+    """A post without its header, the lines that quote others, encoded pictures and programs, and its signature."""
     _, _, text = text.partition("\n\n")
-    lines = [line for line in text.splitlines() if not INTRODUCES_QUOTE.search(line)]
+    lines = [line for line in text.splitlines() if not INTRODUCES_QUOTE.search(line) and not _is_encoded(line)]
     for position in range(len(lines) - 1, max(len(lines) - 12, 0), -1):  # a signature is short, and follows dashes
         if lines[position].strip() and not lines[position].strip(" -_=*~"):
             lines = lines[:position]
             break
     return "\n".join(lines)
+
+
+def _is_encoded(line):
+    """Long and without the spaces that a sentence of that length has."""
+    return len(line) >= ENCODED and len(line.split()) < len(line) / 20
 
 
 def _read_lines(path: Path):

@@ -33,9 +33,11 @@ def prod_lda(
     num_words: int,
     num_topics: int = 21,
     form: Literal["published", "printed"] = "published",
+    background: bool = False,
     batch_size: int | None = 200,
     alpha: float | None = None,
     beta: float = 1.0,
+    fixed: bool = False,
 ) -> StructuredModel:
     r"""The model of silos that hold documents as `sfvi.data.text.bag_of_words` gives them.
 
@@ -43,9 +45,13 @@ def prod_lda(
         num_words: Length of the vocabulary.
         num_topics: K.
         form: "published" or "printed".
+        background: Whether there is a number for each word that all documents share, $\mathcal{N}(0, 3^2)$, so that
+            topics need not tell how frequent words are in general; in published implementations it is the bias of a batch
+            normalization.
         batch_size: Documents of a silo in one step; None for all.
         alpha: Where $\alpha$ starts; by default 1 / K as published, 0 as printed.
         beta: Where $\beta$ starts.
+        fixed: Whether $\alpha$ and $\beta$ stay as they are.
     """
     if form not in ("published", "printed"):
         raise OptionError(f"prod_lda: form is {form!r}; choose 'published' or 'printed'.")
@@ -54,15 +60,23 @@ def prod_lda(
         alpha = 0.0 if printed else 1.0 / num_topics
 
     def population():
-        spread = numpyro.param("beta", beta, constraint=constraints.positive)
+        spread = beta if fixed else numpyro.param("beta", beta, constraint=constraints.positive)
         if printed:
             prior = dist.Dirichlet(spread * jnp.ones(num_words)).expand([num_topics]).to_event(1)
         else:
             prior = dist.Normal(0.0, spread).expand(shape).to_event(2)
-        return numpyro.sample("topics", prior)
+        topics = numpyro.sample("topics", prior)
+        if not background:
+            return topics, 0.0
+        return topics, numpyro.sample("background", dist.Normal(0.0, 3.0).expand([num_words]).to_event(1))
 
-    def silo(topics, data):
-        level = numpyro.param("alpha", alpha, constraint=constraints.real if printed else constraints.positive)
+    def silo(globals_, data):
+        topics, common = globals_
+        level = (
+            alpha
+            if fixed
+            else numpyro.param("alpha", alpha, constraint=constraints.real if printed else constraints.positive)
+        )
         num_documents = data["words"].shape[0]
         drawn = num_documents if batch_size is None else min(batch_size, num_documents)
         prior = dist.Normal(level, 1.0) if printed else dist.Normal(0.0, jnp.sqrt((1 - 1 / num_topics) / level))
@@ -70,7 +84,7 @@ def prod_lda(
             h = numpyro.sample("h", prior.expand([num_topics]).to_event(1))
             weights = numpyro.deterministic("weights", h if printed else jax.nn.softmax(h))
             words, counts = (data[part][rows] for part in ("words", "counts"))
-            numpyro.factor("n", log_likelihood(weights @ topics, words, counts))
+            numpyro.factor("n", log_likelihood(common + weights @ topics, words, counts))
 
     return StructuredModel(population, silo)
 

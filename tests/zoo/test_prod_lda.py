@@ -1,0 +1,78 @@
+"""ProdLDA: the density by hand, and topics that are known."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import log_density
+
+import sfvi
+from sfvi import families, topics, zoo
+from sfvi.data.text import dense
+
+NUM_WORDS, NUM_TOPICS = 30, 3
+
+
+def simulated(num_documents, seed):
+    """Three topics of ten words each; a document is nearly all of one."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(num_documents):
+        main = generator.integers(NUM_TOPICS)
+        odds = np.where(np.arange(NUM_WORDS) // 10 == main, 0.09, 0.005)
+        rows.append(generator.multinomial(25, odds / odds.sum()))
+    counts = np.array(rows, np.uint16)
+    return {"words": np.tile(np.arange(NUM_WORDS, dtype=np.uint16), (num_documents, 1)), "counts": counts}
+
+
+SILOS = {"a": simulated(60, 0), "b": simulated(40, 1)}
+
+
+@pytest.mark.parametrize("form", ["published", "printed"])
+def test_the_density_is_the_formula(form):
+    data = SILOS["b"]
+    model = zoo.prod_lda(num_words=NUM_WORDS, num_topics=NUM_TOPICS, form=form, batch_size=None, alpha=0.5, beta=0.7)
+    generator = np.random.default_rng(0)
+    h, t = generator.normal(size=(40, NUM_TOPICS)), generator.normal(size=(NUM_TOPICS, NUM_WORDS))
+    if form == "printed":
+        t = np.exp(t) / np.exp(t).sum(1, keepdims=True)
+        prior, own, weights = dist.Dirichlet(0.7 * jnp.ones(NUM_WORDS)), dist.Normal(0.5, 1.0), h
+    else:
+        prior, own = dist.Normal(0.0, 0.7), dist.Normal(0.0, np.sqrt((1 - 1 / 3) / 0.5))
+        weights = np.exp(h) / np.exp(h).sum(1, keepdims=True)
+    logits = weights @ t
+    logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    expected = prior.log_prob(t).sum() + own.log_prob(h).sum() + (dense(data, NUM_WORDS) * logs).sum()
+    values = {"topics": t, "b/h": h}
+    found, _ = log_density(model.as_one_program({"b": data}), (), {}, values)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("amortized", [False, True])
+def test_topics_that_are_known_are_found(amortized, float32):
+    """Each found topic has nine or more of its first ten words from one of the true ones, all three found."""
+    model = zoo.prod_lda(num_words=NUM_WORDS, num_topics=NUM_TOPICS, batch_size=20)
+    own = families.block(coupling="none")
+    if amortized:
+        own = zoo.document_encoder(0, num_words=NUM_WORDS, num_topics=NUM_TOPICS, num_hidden=16)
+    algorithm = sfvi.SFVI(
+        optimizer=optax.adam(0.03),
+        global_family=families.mean_field(),
+        local_family=own,
+        init_loc_fn=lambda site=None: init_to_uniform(site, radius=0.5),
+        bound=sfvi.bounds.elbo(),
+    )
+    fit = sfvi.fit(model, SILOS, key=0, num_rounds=1000, algorithm=algorithm)
+    found = np.asarray(fit.posterior.sample(0, 200)["topics"]).mean(0)
+    true = topics.top_words(found, top=10) // 10
+    shares = [np.bincount(row, minlength=3) for row in true]
+    assert min(share.max() for share in shares) >= 9
+    assert sorted(share.argmax() for share in shares) == [0, 1, 2]
+    assert set(fit.theta) == {"alpha", "beta"}
+
+
+def test_unknown_forms_are_refused():
+    with pytest.raises(sfvi.OptionError, match="'published' or 'printed'"):
+        zoo.prod_lda(num_words=3, form="other")
