@@ -87,7 +87,7 @@ class Glmm:
             **options: Others of `sfvi.fit`.
         """
         found = fitting.fit(self.model, self.silos, key=key, algorithm=algorithm, num_rounds=num_rounds, **options)
-        return GlmmFit(self.design, found, self.dropped)
+        return GlmmFit(self.agreement, found, self.dropped)
 
     def __repr__(self) -> str:
         agreed = self.agreement

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from ..errors import DataError
 from . import frames, outcomes
 from .agreement import Agreement, Moments, categorical_column, name_of
 from .frames import Table
@@ -90,8 +91,19 @@ class Design:
         return sum(self.moments(term.components[0].name).mean for term in self._offsets)
 
     def read(self, frame: pd.DataFrame, *, silo: str, missing: str = "error") -> Table:
-        """The rows of a silo that take part."""
-        return frames.read(frame, self._parsed, silo=silo, missing=missing)
+        """The rows of a silo that take part; what was not agreed is refused."""
+        table = frames.read(frame, self._parsed, silo=silo, missing=missing)
+        for column, kind in table.kinds.items():
+            if kind != self.agreement.kinds[column]:
+                raise DataError(f"Silo {silo!r}: column {column!r} is {kind}, but {self.agreement.kinds[column]} was agreed.")
+        for column, known in self.agreement.levels.items():
+            new = [level for level in frames.levels(table, column) if level not in known]
+            if new:
+                raise DataError(
+                    f"Silo {silo!r}: column {column!r} has the level {new[0]!r}, which was not agreed; let all silos agree "
+                    "again."
+                )
+        return table
 
     def matrix(self, table: Table) -> pd.DataFrame:
         """The design matrix of the fixed effects on the original scale, as formulae has it for pooled rows."""
@@ -104,7 +116,9 @@ class Design:
         if self.outcome.name == "gaussian":
             shift, scale = self.outcome_scale
             y, offset = (y - offset - shift) / scale, np.zeros(len(y))
-        data: dict[str, Any] = {"x": _stack(self._terms, table.frame) @ self.recoding.matrix, "y": y}
+        data: dict[str, Any] = {"y": y}
+        if self.columns:
+            data["x"] = _stack(self._terms, table.frame) @ self.recoding.matrix
         if self._offsets and self.outcome.name != "gaussian":
             data["offset"] = offset
         if trials is not None:

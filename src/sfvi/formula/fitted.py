@@ -9,23 +9,25 @@ import pandas as pd
 from .._types import Key
 from ..errors import OptionError
 from ..results import Fit
+from .agreement import Agreement
 from .design import Design
 from .parsing import SILO
+from .priors import correlation_names, sd_name
 
 
 class GlmmFit:
-    """The result of fitting a formula.
+    """The result of fitting a formula, whether `Glmm.fit`, a deployed run or a file gave it.
 
-    Attributes:
-        design: How rows became arrays.
+    Args:
+        agreement: What the silos agreed on.
         fit: The fit of the structured model, for everything else: posteriors, draws, files.
-        dropped: How many rows of each silo were left out because of missing values.
+        dropped: How many rows of each silo were left out because of missing values, if that is known.
     """
 
-    def __init__(self, design: Design, fit: Fit, dropped: Mapping[str, int]):
-        self.design = design
+    def __init__(self, agreement: Agreement, fit: Fit, dropped: Mapping[str, int] | None = None):
+        self.design = Design(agreement)
         self.fit = fit
-        self.dropped = dict(dropped)
+        self.dropped = dict(dropped or {})
 
     def __repr__(self) -> str:
         return f"<GlmmFit of {self.design.agreement.formula}: {self.fit!r}>"
@@ -52,8 +54,9 @@ class GlmmFit:
                 exponentials[design.intercept] = np.nan
             names = [ratio, *(f"{ratio} {100 * q:g}%" for q in quantiles)]
             coefficients = coefficients.join(pd.DataFrame(exponentials, coefficients.index, names))
-        spread = {name: d for name, d in draws.items() if name.startswith(("sd(", "cor(")) and d.ndim == 1}
-        spread = {name: d for name, d in spread.items() if not name.endswith(" scaled")}
+        names = [sd_name(effect, block.name) for block in design.blocks for effect in block.effects]
+        names += [name for block in design.blocks for name in correlation_names(block.effects, block.name)]
+        spread = {name: draws[name] for name in names}
         extra = {design.outcome.extra: draws[design.outcome.extra]} if design.outcome.extra else {}
         return GlmmSummary(
             self,

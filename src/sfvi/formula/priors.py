@@ -1,7 +1,8 @@
 """Priors by name: defaults that depend on the agreement alone, those that a user gives, and both as a table."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpyro.distributions as dist
@@ -95,6 +96,11 @@ def settle(design: Design, given: Mapping[str, Prior] | None) -> Priors:
 def sd_name(effect: str, block: str) -> str:
     """The name of the sd of an effect among groups."""
     return f"sd({effect}|{block})"
+
+
+def correlation_names(effects: Sequence[str], block: str) -> list[str]:
+    """The names of the correlations between the effects of a factor, pair by pair."""
+    return [f"cor({left},{right}|{block})" for left, right in itertools.combinations(effects, 2)]
 
 
 def show(prior: Prior) -> str:

@@ -19,7 +19,7 @@ from ..model import StructuredModel
 from .design import BlockDesign, Design
 from .distributions import Recoded, Rescaled
 from .parsing import SILO
-from .priors import Priors, sd_name
+from .priors import Priors, correlation_names, sd_name
 
 
 class Shared(NamedTuple):
@@ -114,8 +114,9 @@ def _show_covariance(block: BlockDesign, names, root):
     unit = root / jnp.expand_dims(sds, -1)
     for k, name in enumerate(names):
         numpyro.deterministic(name, sds[k])
-    for (i, left), (k, right) in itertools.combinations(enumerate(block.effects), 2):
-        numpyro.deterministic(f"cor({left},{right}|{block.name})", jnp.sum(unit[i] * unit[k]))
+    pairs = itertools.combinations(range(len(names)), 2)
+    for name, (i, k) in zip(correlation_names(block.effects, block.name), pairs, strict=True):
+        numpyro.deterministic(name, jnp.sum(unit[i] * unit[k]))
 
 
 def _effects(design, block, root, data):
