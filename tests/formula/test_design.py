@@ -36,7 +36,8 @@ FORMULAS = [
 def agreed(parts, formula, **options):
     """The agreement, sent as text."""
     told = {
-        name: Summary.from_json(glmm_summary(part, formula, family="gaussian").to_json()) for name, part in parts.items()
+        name: Summary.from_json(glmm_summary(part, formula, family="gaussian").to_json())
+        for name, part in parts.items()
     }
     return Agreement.from_json(agree(told, **options).to_json())
 
@@ -54,7 +55,9 @@ def test_any_split_gives_the_rows_of_the_pooled_matrix(formula, assigned):
     assigned = np.array(assigned)
     parts = split(TABLE, assigned)
     design = Design(agreed(parts, formula))
-    found = pd.concat([design.matrix(design.read(part, silo=name)).set_index(part.index) for name, part in parts.items()])
+    found = pd.concat(
+        [design.matrix(design.read(part, silo=name)).set_index(part.index) for name, part in parts.items()]
+    )
     expected = pooled(formula)
     assert list(found) == list(expected)
     np.testing.assert_allclose(found.sort_index().to_numpy(), expected.to_numpy(float), rtol=1e-9, atol=1e-9)
@@ -137,6 +140,20 @@ def test_effects_of_groups():
     np.testing.assert_array_equal(data["group id"]["z"], np.stack([np.ones(6), silos["two"]["x"]], axis=1))
     both = sfvi.glmm("y ~ (1 | id:g)", family="gaussian", silos={"one": table})
     assert both.groups["one"]["id:g"] == [(5, "a"), (5, "b"), (7, "a"), (7, "c"), (9, "b"), (9, "c")]
+
+
+def test_rows_find_their_group():
+    """With one factor, and effects of the silo beside it, every row has an owner: the bound is the enhanced one."""
+    parts = split(TABLE, np.arange(len(TABLE)) % 2)
+    for formula, owned in {
+        "n ~ x + (x | id) + (1 | silo)": True,
+        "n ~ x + (1 | id) + (1 | k)": False,
+    }.items():
+        model = sfvi.glmm(formula, family="poisson", silos=parts)
+        silo = model.model.silo_data("0", model.silos["0"])
+        assert bool(silo.owners) == owned
+        if owned:
+            np.testing.assert_array_equal(silo.owners["y"], model.silos["0"]["group id"]["row"])
 
 
 def test_the_three_steps_are_those_of_glmm():

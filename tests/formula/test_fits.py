@@ -163,7 +163,7 @@ def simulated(family, rows=1200, seed=5):
     ],
 )
 def test_families_recover_what_was_simulated(family, formula, ratio):
-    """Coefficients lie within three and a half posterior sds of the truth, and the sds are small enough for it to tell."""
+    """Coefficients lie within 3.5 posterior sds of the truth, and the sds are small enough for that to tell."""
     table = simulated(family)
     fitted = sfvi.glmm(formula, family=family, silos=split(table, np.arange(len(table)) % 2)).fit(num_rounds=1500)
     summary = fitted.summary()

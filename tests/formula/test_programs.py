@@ -18,7 +18,13 @@ TABLE = mixed_table(24).assign(
 )
 SILOS = split(TABLE, np.arange(24) % 2)
 RIGHT = "x * g + offset(log(t)) + (x | id) + (1 | silo)"
-LEFT = {"gaussian": "y", "bernoulli": "binary", "binomial": "p(successes, trials)", "poisson": "n", "negativebinomial": "n"}
+LEFT = {
+    "gaussian": "y",
+    "bernoulli": "binary",
+    "binomial": "p(successes, trials)",
+    "poisson": "n",
+    "negativebinomial": "n",
+}
 MEAN, SD = TABLE["x"].mean(), TABLE["x"].std(ddof=0)
 LEVELS = {name: np.sort(part["id"].unique()) for name, part in SILOS.items()}
 

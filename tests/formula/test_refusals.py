@@ -35,7 +35,8 @@ def changed(**columns):
         ("x + g", "has no outcome"),
         ("y ~ 0", "nothing on its right side"),
         ("y ~ x + 5", "adds the number 5"),
-        ("y ~ bs(x, df=4)", r"bs\(x, df=4\) gives bs options|bs is computed from all rows"),
+        ("y ~ bs(x, df=4)", "bs is computed from all rows, which no silo has"),
+        ("y ~ I(log(x, w=1))", "gives log options"),
         ("y ~ poly(x)", "poly is computed from all rows, which no silo has"),
         ("y ~ I(x - np.mean(x))", "np.mean is not known to be computed row by row"),
         ("y ~ I(x - x.mean())", "x.mean is not known"),
@@ -77,6 +78,7 @@ def test_formulas(formula, said):
         ("y ~ x", "gaussian", {"north": TABLE, "south": TABLE[:0]}, "Silo 'south' is empty: its table has no rows"),
         ("y ~ x", "gaussian", {"north": TABLE.to_dict()}, "Silo 'north' has a dict; give a pandas DataFrame"),
         ("y ~ x", "gaussian", {}, "at least one silo"),
+        ("y ~ x", "gaussian", {1: TABLE}, "A silo is named 1; names must be non-empty strings"),
         ("y ~ x", "gaussian", [TABLE], "silos must be a mapping"),
         ("y ~ (1 | silo)", "gaussian", changed(silo="s"), "Silo 'south' has a column named 'silo'.*rename the column"),
         ("y ~ g", "gaussian", {"north": TABLE.assign(g="a")}, "'g' has the single level 'a' in all silos"),
@@ -121,7 +123,7 @@ def test_a_level_of_a_numeric_outcome():
 def test_silos_that_summarized_something_else():
     one = glmm_summary(TABLE, "y ~ x", family="gaussian")
     other = glmm_summary(TABLE, "y ~ w", family="gaussian")
-    with pytest.raises(DataError, match="Silo 'a' summarized 'y ~ x'.*silo 'b' 'y ~ w'"):
+    with pytest.raises(DataError, match=r"Silo 'a' summarized 'y ~ x'.*silo 'b' 'y ~ w'"):
         agree({"a": one, "b": other})
     with pytest.raises(DataError, match="There are no silos"):
         agree({})
@@ -129,7 +131,7 @@ def test_silos_that_summarized_something_else():
         TABLE.assign(g=pd.Categorical(TABLE["g"], categories=list(levels), ordered=True)) for levels in ("abc", "cba")
     )
     told = {name: glmm_summary(table, "y ~ g", family="gaussian") for name, table in (("a", ordered), ("b", reversed_))}
-    with pytest.raises(DataError, match="'g' has ordered categories .* order them alike"):
+    with pytest.raises(DataError, match=r"'g' has ordered categories .* order them alike"):
         agree(told)
 
 

@@ -177,6 +177,9 @@ def agree(summaries: Mapping[str, Summary], *, standardize: bool = True) -> Agre
     """
     if not isinstance(summaries, Mapping) or not summaries:
         raise DataError("There are no silos; give a mapping from silo name to its data, with at least one silo.")
+    for name in summaries:
+        if not isinstance(name, str) or not name:
+            raise DataError(f"A silo is named {name!r}; names must be non-empty strings.")
     if not isinstance(standardize, bool):
         raise OptionError(f"standardize is {standardize!r}; give True or False.")
     names = sorted(summaries)

@@ -95,13 +95,15 @@ class Design:
         table = frames.read(frame, self._parsed, silo=silo, missing=missing)
         for column, kind in table.kinds.items():
             if kind != self.agreement.kinds[column]:
-                raise DataError(f"Silo {silo!r}: column {column!r} is {kind}, but {self.agreement.kinds[column]} was agreed.")
+                raise DataError(
+                    f"Silo {silo!r}: column {column!r} is {kind}, but {self.agreement.kinds[column]} was agreed."
+                )
         for column, known in self.agreement.levels.items():
             new = [level for level in frames.levels(table, column) if level not in known]
             if new:
                 raise DataError(
-                    f"Silo {silo!r}: column {column!r} has the level {new[0]!r}, which was not agreed; let all silos agree "
-                    "again."
+                    f"Silo {silo!r}: column {column!r} has the level {new[0]!r}, which was not agreed; let all silos "
+                    "agree again."
                 )
         return table
 

@@ -247,7 +247,7 @@ def _check_elementwise(node, where):
         if _kind(inner) != "LazyCall":
             continue
         callee = inner.callee
-        if inner.kwargs:
+        if inner.kwargs and callee not in OF_ALL_ROWS:
             raise OptionError(
                 f"{where} gives {callee} options; only plain functions of columns can be computed alike in silos."
             )
