@@ -49,6 +49,8 @@ def pooled(formula):
 
 @pytest.mark.parametrize("formula", FORMULAS)
 @hypothesis.settings(max_examples=8)
+@hypothesis.example([ord(level) for level in TABLE["g"]])  # every silo lacks two levels of g
+@hypothesis.example([ord(level) for level in TABLE["h"]])
 @hypothesis.given(st.lists(st.integers(0, 3), min_size=len(TABLE), max_size=len(TABLE)))
 def test_any_split_gives_the_rows_of_the_pooled_matrix(formula, assigned):
     """Levels that a silo lacks, columns constant there, silos of one row: none of it changes a column."""
@@ -82,6 +84,9 @@ def test_numeric_columns_are_centred_and_scaled_inside():
     np.testing.assert_allclose(inner["x"], z["x"])
     np.testing.assert_allclose(inner["x:w"], z["x"] * z["w"])
     np.testing.assert_array_equal(inner["g[b]"], TABLE["g"] == "b")
+    design = Design(agreed({"all": TABLE}, "y ~ 0 + g + x"))  # the levels of g add up to an intercept
+    inner = pd.DataFrame(glmm_arrays(TABLE, design.agreement)["x"], columns=design.labels)
+    np.testing.assert_allclose(inner["x"], z["x"])
     design = Design(agreed({"all": TABLE}, "y ~ x + x:g"))  # without g, the product with x - mean is not in the span
     inner = pd.DataFrame(glmm_arrays(TABLE, design.agreement)["x"], columns=design.labels)
     np.testing.assert_allclose(inner["x:g[b]"], TABLE["x"] / TABLE["x"].std(ddof=0) * (TABLE["g"] == "b"))

@@ -128,6 +128,22 @@ def test_draws_of_the_recoded_prior_have_the_written_one():
         assert abs(values.std() / sd - 1) < 0.15
 
 
+def test_default_priors_without_an_intercept():
+    """Levels are intercepts; a lone slope must lead to the outcome's level by itself."""
+    table = pd.DataFrame({"y": [996.0, 1004.0] * 2, "x": [49.0, 49.0, 51.0, 51.0], "g": list("abba")})
+    inside, shown = (
+        sfvi.glmm("y ~ 0 + g + x", family="gaussian", silos={"a": table}, standardize=standardize).priors["prior"]
+        for standardize in (True, False)
+    )
+    assert inside["g[a]"] == inside["g[b]"] == "Normal(1000, 10)"
+    assert shown["x"] == "Normal(0, 10)"
+    assert shown["g[a]"] == shown["g[b]"] == f"Normal(1000, {np.hypot(10.0, 50.0 * 10.0):.4g})"
+    assert shown["sigma"] == "Exponential(0.25)"
+    lone = sfvi.glmm("y ~ 0 + x", family="gaussian", silos={"a": table}).priors["prior"]
+    assert lone["x"] == f"Normal(0, {2.5 * np.hypot(4.0, 1000.0) / np.hypot(1.0, 50.0):.4g})"
+    assert shown.index.equals(pd.Index(["g[a]", "g[b]", "x", "sigma"]))
+
+
 def test_effects_outside_a_bar_are_not_needed():
     """No fixed effects, no groups: each alone makes a model."""
     only_groups = sfvi.glmm("y ~ 0 + (1 | id)", family="gaussian", silos=SILOS)

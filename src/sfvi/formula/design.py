@@ -64,7 +64,7 @@ class Design:
             self._terms = [term for term in description.common_terms if term.kind != "offset"]
             self._offsets = [term for term in description.common_terms if term.kind == "offset"]
             self.columns = self._named(self._terms)
-            self.recoding = self._recode(self.columns)
+            self.recoding = self._recode(self._terms)
             self.blocks = tuple(self._block(block, template, env) for block in self._parsed.blocks)
 
     @property
@@ -83,7 +83,7 @@ class Design:
         if self.outcome.name != "gaussian" or not self.agreement.standardize or self.agreement.outcome is None:
             return 0.0, 1.0
         moments = self.agreement.outcome
-        return (0.0 if self.intercept is None else moments.mean - self.mean_offset), moments.sd
+        return (0.0 if self.recoding.constant is None else moments.mean - self.mean_offset), moments.sd
 
     @property
     def mean_offset(self) -> float:
@@ -153,8 +153,18 @@ class Design:
                 found[component.name] = raw
         return found
 
-    def _recode(self, columns):
-        return recode(columns, self.moments, standardize=self.agreement.standardize)
+    def _recode(self, terms):
+        columns = self._named(terms)
+        return recode(columns, self.moments, constant=self._constant(terms), standardize=self.agreement.standardize)
+
+    def _constant(self, terms):
+        """Coefficients that add up to 1 in every row: of the intercept, or of a factor that has all its levels."""
+        widths = [len(self._of_term(term)) for term in terms]
+        for number, (term, width) in enumerate(zip(terms, widths, strict=True)):
+            matrix = np.asarray(term.data, float).reshape(-1, width)
+            if not any(column.numeric for column in self._of_term(term)) and np.all(matrix.sum(axis=1) == 1):
+                return np.repeat(np.arange(len(terms)) == number, widths).astype(float)
+        return None
 
     def _named(self, terms):
         """The columns of terms, in formulae's order."""
@@ -176,7 +186,7 @@ class Design:
             term.set_type(template, env)
             term.set_data(not has_intercept)
         columns = self._named(block.terms)
-        return BlockDesign(block.name, block.columns, block.terms, columns, self._recode(columns))
+        return BlockDesign(block.name, block.columns, block.terms, columns, self._recode(block.terms))
 
 
 def _settled(agreement: Agreement) -> Parsed:

@@ -33,8 +33,8 @@ class Priors:
     - `cor(...)`: LKJ with concentration 2;
     - `sigma`: exponential with mean $s_y$; `concentration` of the negative binomial: gamma(2, 0.1).
 
-    Without an intercept the coefficients must also reach the outcome's level: root mean squares take the place of
-    sds.
+    Without an intercept, the levels of a factor that has them all are treated as intercepts. Without such a factor too,
+    coefficients must reach the outcome's level: root mean squares take the place of sds.
 
     Attributes:
         coefficients: By label.
@@ -116,15 +116,17 @@ def _defaults(design):
     agreement, recoding = design.agreement, design.recoding
     level, spread = _outcome_level(design)
     sizes = recoding.sizes
-    if design.intercept is None:
+    if recoding.constant is None:
         spread = float(np.hypot(spread, level))
         sizes = np.array([np.prod([np.hypot(*_mean_sd(design, c)) for c in k.numeric]) for k in design.columns])
     scales = WIDTH * spread / sizes
     locations = np.zeros(len(sizes))
-    if design.intercept is not None:
-        locations[design.intercept] = level
-        if not agreement.standardize:
-            scales[design.intercept] = np.sqrt(np.sum((recoding.at_means * scales) ** 2))
+    if recoding.constant is not None:
+        locations = level * recoding.constant
+        if not agreement.standardize:  # at 0, where slopes may lead far
+            slopes = np.array([bool(column.numeric) for column in design.columns])
+            far = np.sum((recoding.at_means * scales)[slopes] ** 2)
+            scales = np.where(recoding.constant > 0, np.sqrt(scales**2 + far), scales)
     coefficients = {
         label: dist.Normal(float(loc), float(scale))
         for label, loc, scale in zip(design.labels, locations, scales, strict=True)

@@ -69,11 +69,13 @@ def _coefficients(design, priors):
         return None
     shift, scale = design.outcome_scale
     matrix = scale * design.recoding.matrix
+    constant = design.recoding.constant
     offset, judged = np.zeros(len(matrix)), np.eye(len(matrix))
-    if design.intercept is not None:
-        offset[design.intercept] = shift
-        if design.agreement.standardize:  # the prior is of the linear predictor at the means
-            judged[design.intercept] = design.recoding.at_means
+    if constant is not None:
+        offset = shift * constant
+        if design.agreement.standardize:  # priors of the linear predictor at the means
+            slopes = [bool(column.numeric) for column in design.columns]
+            judged += np.outer(constant, design.recoding.at_means * slopes)
     inner = Recoded(list(priors.coefficients.values()), judged @ matrix, judged @ offset)
     same = np.array_equal(matrix, np.eye(len(matrix))) and not offset.any()
     z = numpyro.sample(_inner("beta", same), inner)

@@ -6,8 +6,9 @@ $$\prod_{c \in C} \frac{x_c - m_c}{s_c} \prod_{c \notin C} \frac{x_c}{s_c}
   = \frac{1}{\prod_c s_c} \sum_{R \subseteq C} (-1)^{|R|} \prod_{c \in R} m_c \prod_{c \notin R} x_c$$
 
 times the indicators, with the agreed means $m_c$ and sds $s_c$. All products on the right must be columns of the design
-themselves: $C$ holds the variables for which that is so, given `x1 * x2` all, given `x1:x2` alone none. So the recoded
-columns are those of $X T$ with a triangular $T$, and the model is the one written, whatever its terms.
+themselves: $C$ holds the variables for which that is so, given `x1 * x2` all, given `x1:x2` alone none. Ones may also
+be the sum of a factor's indicators, as in `0 + g`. So the recoded columns are those of $X T$ with an invertible $T$, and
+the model is the one written, whatever its terms.
 """
 
 import itertools
@@ -39,38 +40,48 @@ class Recoding(NamedTuple):
     Attributes:
         matrix: $T$.
         sizes: $\prod_c s_c$ of each column: the unit of 1 / coefficient.
-        at_means: The columns at the means of all numeric variables, with no indicator: the row that gives the linear
-            predictor there.
+        constant: Coefficients that give 1 in every row, if there are: of the intercept, or of all levels of a factor.
+        at_means: For every column without indicators the product of the means of its numeric variables.
     """
 
     matrix: np.ndarray
     sizes: np.ndarray
+    constant: np.ndarray | None
     at_means: np.ndarray
 
 
-def recode(columns: Sequence[Column], moments: Callable[[str], Moments], *, standardize: bool) -> Recoding:
+def recode(
+    columns: Sequence[Column],
+    moments: Callable[[str], Moments],
+    *,
+    constant: np.ndarray | None,
+    standardize: bool,
+) -> Recoding:
     """Find the recoding of a design matrix.
 
     Args:
         columns: Of the design matrix.
         moments: Of a numeric component.
+        constant: Coefficients that give 1 in every row, if there are.
         standardize: Whether to recode at all; otherwise $T$ is the identity.
     """
-    position = {(column.numeric, column.indicators): i for i, column in enumerate(columns)}
+    unit = np.eye(len(columns))
+    vectors = {} if constant is None else {(frozenset(), frozenset()): constant}
+    vectors |= {(column.numeric, column.indicators): unit[i] for i, column in enumerate(columns)}
     sizes = np.array([np.prod([moments(c).sd for c in column.numeric]) for column in columns])
-    matrix = np.eye(len(columns))
+    matrix = np.zeros_like(unit) if standardize else unit.copy()
     for k, column in enumerate(columns if standardize else ()):
-        for left_out in _subsets(_centred(column, position)):
+        for left_out in _subsets(_centred(column, vectors)):
             products = np.prod([-moments(c).mean for c in left_out])
-            matrix[position[column.numeric - left_out, column.indicators], k] = products / sizes[k]
+            matrix[:, k] += products / sizes[k] * vectors[column.numeric - left_out, column.indicators]
     at_means = [0.0 if c.indicators else np.prod([moments(part).mean for part in c.numeric]) for c in columns]
-    return Recoding(matrix, sizes, np.array(at_means))
+    return Recoding(matrix, sizes, constant, np.array(at_means))
 
 
-def _centred(column, position):
+def _centred(column, vectors):
     """The variables of a column that may be centred: every product without some of them is a column too."""
-    able = frozenset(c for c in column.numeric if (column.numeric - {c}, column.indicators) in position)
-    complete = all((column.numeric - left_out, column.indicators) in position for left_out in _subsets(able))
+    able = frozenset(c for c in column.numeric if (column.numeric - {c}, column.indicators) in vectors)
+    complete = all((column.numeric - left_out, column.indicators) in vectors for left_out in _subsets(able))
     return able if complete else frozenset()
 
 
