@@ -7,8 +7,8 @@ $$\prod_{c \in C} \frac{x_c - m_c}{s_c} \prod_{c \notin C} \frac{x_c}{s_c}
 
 times the indicators, with the agreed means $m_c$ and sds $s_c$. All products on the right must be columns of the design
 themselves: $C$ holds the variables for which that is so, given `x1 * x2` all, given `x1:x2` alone none. Ones may also
-be the sum of a factor's indicators, as in `0 + g`. So the recoded columns are those of $X T$ with an invertible $T$, and
-the model is the one written, whatever its terms.
+be the sum of a factor's indicators, as in `0 + g`. So the recoded columns are those of $X T$ with an invertible $T$,
+and the model is the one written, whatever its terms.
 """
 
 import itertools
