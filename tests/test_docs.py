@@ -1,4 +1,4 @@
-"""Code in the README and the guide runs as printed; the guide's long runs with a tenth of the rounds and steps."""
+"""Code in the README and the guides runs as printed; long runs of the guides with a tenth of the rounds and steps."""
 
 import re
 from pathlib import Path
@@ -33,6 +33,20 @@ def test_the_guide(float32, capsys):
     run([shorter(code) for code in blocks("docs/guide.md") if LONG not in code], "docs/guide.md")
     printed = capsys.readouterr().out
     for expected in ("<Fit: 4 silos, 200 rounds, bound with 10 draws", "tau", "bias", "effect[p0]"):
+        assert expected in printed
+
+
+def test_mixed_models_by_formula(float32, capsys):
+    run([shorter(code) for code in blocks("docs/glmm.md")], "docs/glmm.md")
+    printed = capsys.readouterr().out
+    for expected in (
+        "rows left out because of missing values: 1 in hungarian, 2 in switzerland, 57 in va",
+        "T(chest_pain, 'none')[typical]",
+        "odds ratio",
+        "switzerland 1",
+        "HalfNormal(1)",
+        '"levels": {"chest_pain": ["atypical", "none", "other", "typical"]}',
+    ):
         assert expected in printed
 
 

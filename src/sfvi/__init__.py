@@ -1,11 +1,12 @@
 """Structured federated variational inference: hierarchical Bayesian models over data that may not be pooled."""
 
-from . import bounds, data, families, zoo
+from . import bounds, data, families, formula, zoo
 from .algorithms import SFVI, FastStart, FixedNoise, SFVIAvg, Sites, participation
 from .convergence import Check, Convergence, StoppingRule
 from .engines.progress import RunProgress
 from .errors import ArchiveError, DataError, DivergenceError, ModelError, OptionError, SfviError
 from .fitting import fit
+from .formula import glmm
 from .model import StructuredModel
 from .posterior import GlobalPosterior, SiloPosterior
 from .results import Fit, load
@@ -36,6 +37,8 @@ __all__ = [
     "families",
     "fit",
     "fit_silo",
+    "formula",
+    "glmm",
     "load",
     "participation",
     "zoo",

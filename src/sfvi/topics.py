@@ -5,7 +5,7 @@ that hold both.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -35,9 +35,9 @@ def occurrences(bag: Bag, num_words: int) -> Occurrences:
         bag: Documents.
         num_words: Length of the vocabulary.
     """
-    there = sparse(bag, num_words) > 0
-    there = there.astype(np.int32)
-    return Occurrences((there.T @ there).toarray(), there.shape[0])
+    there: Any = sparse(bag, num_words)
+    there.data[:] = 1
+    return Occurrences((there.T @ there).toarray(), len(bag["words"]))
 
 
 def sparse(bag: Bag, num_words: int) -> scipy.sparse.csr_array:
@@ -135,4 +135,4 @@ def perplexity(log_probabilities: np.ndarray, bag: Bag) -> float:
 
 def shown(topics: np.ndarray, vocabulary: Sequence[str], *, top: int = TOP) -> list[str]:
     """The first words of each topic, to be read."""
-    return [" ".join(vocabulary[word] for word in words) for words in top_words(topics, top=top)]
+    return [" ".join(str(vocabulary[word]) for word in words) for words in top_words(topics, top=top)]

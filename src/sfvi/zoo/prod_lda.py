@@ -46,8 +46,8 @@ def prod_lda(
         num_topics: K.
         form: "published" or "printed".
         background: Whether there is a number for each word that all documents share, $\mathcal{N}(0, 3^2)$, so that
-            topics need not tell how frequent words are in general; in published implementations it is the bias of a batch
-            normalization.
+            topics need not tell how frequent words are in general; in published implementations it is the bias of a
+            batch normalization.
         batch_size: Documents of a silo in one step; None for all.
         alpha: Where $\alpha$ starts; by default 1 / K as published, 0 as printed.
         beta: Where $\beta$ starts.
@@ -59,8 +59,11 @@ def prod_lda(
     if alpha is None:
         alpha = 0.0 if printed else 1.0 / num_topics
 
+    def hyperparameter(name: str, start: float, support: Any) -> Any:
+        return start if fixed else numpyro.param(name, start, constraint=support)
+
     def population():
-        spread = beta if fixed else numpyro.param("beta", beta, constraint=constraints.positive)
+        spread = hyperparameter("beta", beta, constraints.positive)
         if printed:
             prior = dist.Dirichlet(spread * jnp.ones(num_words)).expand([num_topics]).to_event(1)
         else:
@@ -72,11 +75,7 @@ def prod_lda(
 
     def silo(globals_, data):
         topics, common = globals_
-        level = (
-            alpha
-            if fixed
-            else numpyro.param("alpha", alpha, constraint=constraints.real if printed else constraints.positive)
-        )
+        level = hyperparameter("alpha", alpha, constraints.real if printed else constraints.positive)
         num_documents = data["words"].shape[0]
         drawn = num_documents if batch_size is None else min(batch_size, num_documents)
         prior = dist.Normal(level, 1.0) if printed else dist.Normal(0.0, jnp.sqrt((1 - 1 / num_topics) / level))

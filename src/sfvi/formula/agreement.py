@@ -1,0 +1,270 @@
+r"""What silos tell each other before a formula can become the same columns everywhere: no rows, only summaries.
+
+Each silo computes a `Summary` (`glmm_summary`), the server merges them (`agree`), and each silo builds its arrays from
+the `Agreement` alone. Means and variances are merged exactly, as Chan, Golub & LeVeque do:
+
+$$n = n_a + n_b, \qquad \delta = m_b - m_a, \qquad m = m_a + \delta \frac{n_b}{n}, \qquad
+  S = S_a + S_b + \delta^2 \frac{n_a n_b}{n}$$
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+
+from ..errors import DataError, OptionError
+from . import frames, outcomes
+from .frames import Table
+from .parsing import CATEGORICAL, Parsed, is_call, measured, parse, values
+
+
+class Moments(NamedTuple):
+    """Count, mean and sum of squared deviations of a column."""
+
+    count: int
+    mean: float
+    squares: float
+
+    @property
+    def sd(self) -> float:
+        """The standard deviation, with n in the denominator as formulae's `scale` has it."""
+        return float(np.sqrt(self.squares / self.count))
+
+    @classmethod
+    def of(cls, numbers: np.ndarray) -> "Moments":
+        """Of all entries of an array."""
+        mean = float(numbers.mean())
+        return cls(len(numbers), mean, float(((numbers - mean) ** 2).sum()))
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Of both parts together."""
+        count, delta = self.count + other.count, other.mean - self.mean
+        squares = self.squares + other.squares + delta**2 * self.count * other.count / count
+        return Moments(count, self.mean + delta * other.count / count, squares)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sendable:
+    """Plain numbers and texts, which survive JSON."""
+
+    def to_json(self) -> str:
+        """As text, to be sent."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """From the text that `to_json` made."""
+        content = json.loads(text)
+        for name in ("levels", "orders"):
+            content[name] = {column: tuple(found) for column, found in content[name].items()}
+        content["moments"] = {name: Moments(*numbers) for name, numbers in content["moments"].items()}
+        if content["outcome"] is not None:
+            content["outcome"] = Moments(*content["outcome"])
+        if "silos" in content:
+            content["silos"] = tuple(content["silos"])
+        return cls(**content)
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary(_Sendable):
+    """All that a silo discloses before the fit.
+
+    Attributes:
+        formula: As given.
+        family: As given.
+        rows: How many rows take part.
+        dropped: How many were left out because of missing values.
+        kinds: Of each column, "numeric" or "categoric".
+        moments: Count, mean and sum of squared deviations of each numeric variable or expression of the formula.
+        levels: The levels that occur in the silo, of each categorical column.
+        orders: The levels in their order, of columns whose categories are ordered.
+        outcome: Moments of the outcome, for families whose default priors need its scale (not of 0/1 outcomes).
+    """
+
+    formula: str
+    family: str
+    rows: int
+    dropped: int
+    kinds: dict[str, str]
+    moments: dict[str, Moments]
+    levels: dict[str, tuple]
+    orders: dict[str, tuple]
+    outcome: Moments | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement(_Sendable):
+    """What all silos build their arrays from, and the server its default priors.
+
+    Attributes:
+        formula: As given.
+        family: As given.
+        standardize: Whether numeric predictors, and a gaussian outcome, are centred and scaled inside.
+        silos: Names of those that agreed.
+        rows: Of all silos together.
+        kinds: Of each column, "numeric" or "categoric".
+        moments: Of each numeric variable or expression, over all silos.
+        levels: Of each categorical column, over all silos, in order; the first is the reference.
+        orders: Columns whose categories are ordered, with their levels.
+        outcome: Moments of the outcome over all silos, where they are needed.
+    """
+
+    formula: str
+    family: str
+    standardize: bool
+    silos: tuple[str, ...]
+    rows: int
+    kinds: dict[str, str]
+    moments: dict[str, Moments]
+    levels: dict[str, tuple]
+    orders: dict[str, tuple]
+    outcome: Moments | None
+
+
+def glmm_summary(
+    frame: pd.DataFrame, formula: str, *, family: str, silo: str = "this silo", missing: str = "error"
+) -> Summary:
+    """Summarize one silo's rows: the first step, done in the silo.
+
+    Args:
+        frame: The silo's rows.
+        formula: As in `sfvi.glmm`.
+        family: As in `sfvi.glmm`.
+        silo: The silo's name, for messages.
+        missing: "error", or "drop" for leaving incomplete rows out.
+    """
+    outcomes.lookup(family)
+    parsed = parse(formula)
+    return summarize(frames.read(frame, parsed, silo=silo, missing=missing), parsed, family)
+
+
+def summarize(table: Table, parsed: Parsed, family: str) -> Summary:
+    """The summary of rows that have been read."""
+    chosen = outcomes.lookup(family)
+    outcome, _ = outcomes.observed(chosen, parsed.response, table)
+    moments, levels = {}, {}
+    for component in parsed.components():
+        column = categorical_column(component, table.kinds)
+        if column is None:
+            part = measured(component)
+            moments[name_of(part)] = Moments.of(_finite(values(part, table.frame), component.name, table.silo))
+        else:
+            levels[column] = frames.levels(table, column)
+    return Summary(
+        parsed.text,
+        family,
+        len(table.frame),
+        table.dropped,
+        table.kinds,
+        moments,
+        levels,
+        {column: order for column, order in table.orders.items() if column in levels},
+        Moments.of(outcome.astype(float)) if chosen.needs_moments else None,
+    )
+
+
+def agree(summaries: Mapping[str, Summary], *, standardize: bool = True) -> Agreement:
+    """Merge the silos' summaries: the second step, done at the server.
+
+    Args:
+        summaries: By silo name.
+        standardize: Whether numeric predictors, and a gaussian outcome, are centred and scaled inside. Coefficients are
+            reported on the original scale either way.
+    """
+    if not isinstance(summaries, Mapping) or not summaries:
+        raise DataError("There are no silos; give a mapping from silo name to its data, with at least one silo.")
+    for name in summaries:
+        if not isinstance(name, str) or not name:
+            raise DataError(f"A silo is named {name!r}; names must be non-empty strings.")
+    if not isinstance(standardize, bool):
+        raise OptionError(f"standardize is {standardize!r}; give True or False.")
+    names = sorted(summaries)
+    first = summaries[names[0]]
+    for name in names[1:]:
+        _check_alike(names[0], first, name, summaries[name])
+    parts = [summaries[name] for name in names]
+    moments = {column: _merged([part.moments[column] for part in parts]) for column in first.moments}
+    found = {c: frames.sort_levels(set().union(*(part.levels[c] for part in parts)), c) for c in first.levels}
+    agreed = found | {column: order for column, order in first.orders.items() if set(found[column]) <= set(order)}
+    _check_variation(parse(first.formula), first.kinds, moments, agreed)
+    outcome = None if first.outcome is None else _merged([part.outcome for part in parts])
+    if first.family == "gaussian" and outcome is not None and outcome.squares == 0:
+        raise DataError("The outcome is the same number in all rows of all silos; there is nothing to fit.")
+    rows = sum(part.rows for part in parts)
+    return Agreement(
+        first.formula,
+        first.family,
+        standardize,
+        tuple(names),
+        rows,
+        first.kinds,
+        moments,
+        agreed,
+        first.orders,
+        outcome,
+    )
+
+
+def categorical_column(component: Any, kinds: Mapping[str, str]) -> str | None:
+    """The column whose levels make up a component; None if it is numeric."""
+    if is_call(component, *CATEGORICAL):
+        return component.call.args[0].name
+    return component.name if not hasattr(component, "call") and kinds[component.name] == "categoric" else None
+
+
+def name_of(part: Any) -> str:
+    """By what a part of a formula is known in `moments`."""
+    return str(part) if hasattr(part, "eval") else part.name
+
+
+def _finite(numbers, term, silo):
+    try:
+        numbers = numbers.astype(float)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"Silo {silo!r}: the term {term} does not give numbers; compute it from numeric columns."
+        ) from error
+    bad = ~np.isfinite(numbers)
+    if bad.any():
+        raise DataError(
+            f"Silo {silo!r}: the term {term} is not finite in {bad.sum()} of {len(bad)} rows; check the column, or "
+            "drop those rows."
+        )
+    return numbers
+
+
+def _merged(parts: list[Any]) -> Moments:
+    return functools.reduce(Moments.merged, parts)
+
+
+def _check_alike(left, a: Summary, right, b: Summary):
+    if (a.formula, a.family) != (b.formula, b.family):
+        raise DataError(
+            f"Silo {left!r} summarized {a.formula!r} ({a.family}) and silo {right!r} {b.formula!r} ({b.family}); all "
+            "must use one formula and family."
+        )
+    for column, kind in a.kinds.items():
+        if b.kinds[column] != kind:
+            raise DataError(
+                f"Column {column!r} is {kind} in silo {left!r} and {b.kinds[column]} in silo {right!r}; give it one "
+                "type."
+            )
+    for column in {**a.orders, **b.orders}:
+        if a.orders.get(column) != b.orders.get(column):
+            raise DataError(
+                f"Column {column!r} has ordered categories {a.orders.get(column)} in silo {left!r} and "
+                f"{b.orders.get(column)} in silo {right!r}; order them alike."
+            )
+
+
+def _check_variation(parsed, kinds, moments, levels):
+    for component in parsed.components():
+        column = categorical_column(component, kinds)
+        if column is not None and len(levels[column]) < 2:
+            raise DataError(f"Column {column!r} has the single level {levels[column][0]!r} in all silos; leave it out.")
+        if column is None and not is_call(component, "offset") and moments[name_of(measured(component))].squares == 0:
+            raise DataError(f"{component.name} is the same number in all rows of all silos; leave it out.")
