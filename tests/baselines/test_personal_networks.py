@@ -21,7 +21,7 @@ def right(found, silos):
     return min(np.mean(found.predict(name, data["x"]).argmax(1) == data["y"]) for name, data in silos.items())
 
 
-@pytest.mark.parametrize("settings", [REPORTED, FedSoul(gamma=1e-3, num_local_steps=60, num_left_out=30)])
+@pytest.mark.parametrize("settings", [REPORTED, FedSoul(gamma=1e-3, num_local_steps=60)])
 def test_fed_soul_learns_what_silos_mean(settings, float32):
     silos = contradicting(500)
     found = fed_soul(silos, settings, key=0, num_classes=CLASSES)
@@ -33,7 +33,7 @@ def test_langevin_draws_are_of_the_prior_where_data_say_nothing():
     r"""With step $\gamma$ and a normal prior with sd s the variance is s^2 / (1 - gamma / (2 s^2)), to 5 errors."""
     silos = {name: {"x": np.zeros((4, 3)), "y": np.zeros(4, int)} for name in "abcd"}
     settings = FedSoul(
-        hidden=(40,), num_rounds=4, num_local_steps=400, num_left_out=399, gamma=0.05, step_size=1e-9, batch_size=2
+        hidden=(40,), num_rounds=4, num_local_steps=400, left_out=0.999, gamma=0.05, step_size=1e-9, batch_size=2
     )
     found = fed_soul(silos, settings, key=0, num_classes=10)
     draws = np.asarray(found._heads["W"]).ravel()
@@ -99,5 +99,5 @@ def test_bad_input():
         p_fed_bayes(silos, PFedBayes.fair(), key=0)
     with pytest.raises(DataError, match="fed_soul: there are no silos"):
         fed_soul({}, FedSoul(), key=0)
-    with pytest.raises(OptionError, match="num_left_out is 9"):
-        FedSoul(num_local_steps=9, num_left_out=9)
+    with pytest.raises(OptionError, match="left_out is 1"):
+        FedSoul(left_out=1)

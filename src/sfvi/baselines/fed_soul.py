@@ -37,7 +37,7 @@ class FedSoul:
         hidden: Widths of the shared layers.
         num_rounds: Exchanges.
         num_local_steps: Of Langevin in a round.
-        num_left_out: The first of them, whose gradients are not used.
+        left_out: The share of them, the first, whose gradients are not used.
         gamma: Step size $\gamma$ of the draws.
         batch_size: Rows in a step, drawn anew, scaled up to all.
         step_size: Of the server's Adam.
@@ -47,17 +47,20 @@ class FedSoul:
     hidden: tuple[int, ...] = (64,)
     num_rounds: int = 20
     num_local_steps: int = 100
-    num_left_out: int = 50
+    left_out: float = 0.5
     gamma: float = 1e-4
     batch_size: int = 100
     step_size: float = 0.02
     initial_scale: float = 0.5
 
     def __post_init__(self):
-        if not 0 <= self.num_left_out < self.num_local_steps:
-            raise OptionError(
-                f"FedSoul: num_left_out is {self.num_left_out}; leave out fewer than the {self.num_local_steps} steps."
-            )
+        if not 0 <= self.left_out < 1:
+            raise OptionError(f"FedSoul: left_out is {self.left_out}; give a share of the steps, from 0 to below 1.")
+
+    @property
+    def num_left_out(self) -> int:
+        """How many steps that is."""
+        return int(self.left_out * self.num_local_steps)
 
 
 @dataclasses.dataclass(frozen=True)
