@@ -12,7 +12,7 @@ TINY = """
 [presets.tiny]
 dataset = "mnist"
 seeds = [0]
-splits = [{ silos = 2, batch = 20, local_steps = 60, train_rows = 60, test_rows = 40 }]
+splits = [{ silos = 2, batch = 20, local_steps = 5, train_rows = 60, test_rows = 40 }]
 share = 0.9
 steps = 5
 step_size = 0.01
@@ -22,15 +22,29 @@ refit_steps = 2
 """
 
 
-def test_all_methods_in_miniature(tmp_path, float32):
+@pytest.fixture
+def folder(tmp_path):
     (tmp_path / "hier_bnn").mkdir()
     (tmp_path / "hier_bnn" / "spec.toml").write_text(TINY)
-    report = reproduce(tmp_path, EXPERIMENTS, "hier_bnn", preset="tiny", say=lambda line: None)
+    return tmp_path
+
+
+def rows_of(folder, only=""):
+    report = reproduce(folder, EXPERIMENTS, "hier_bnn", preset="tiny", only=only, say=lambda line: None)
+    assert (folder / "hier_bnn" / "tiny.png").stat().st_size > 5_000
     assert "diverged" not in report
-    rows = [line for line in report.splitlines() if line.startswith("| 2 |")]
+    return [line for line in report.splitlines() if line.startswith("| 2 |")]
+
+
+def test_some_methods_in_miniature(folder, float32):
+    for number, only in enumerate(("FedPop / SFVI-Avg", "pFedBayes / fair", "majority"), start=1):
+        assert len(rows_of(folder, only)) == number
+
+
+def test_all_methods_in_miniature(folder, float32):
+    rows = rows_of(folder)
     assert len(rows) == 14
     assert sum("| SFVI |" in row for row in rows) == 2
-    assert (tmp_path / "hier_bnn" / "tiny.png").stat().st_size > 5_000
 
 
 def test_the_papers_split():
