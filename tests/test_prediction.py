@@ -18,6 +18,7 @@ def silo(mu, data):
     with numpyro.plate("rows", data["x"].shape[0], subsample_size=4) as rows:
         mean = numpyro.deterministic("mean", slope * data["x"][rows])
         numpyro.deterministic("square", mean**2)
+        numpyro.deterministic("large", mean > 1)
         numpyro.sample("y", dist.Normal(mean, 0.5), obs=data["y"][rows])
 
 
@@ -45,6 +46,8 @@ def test_means_are_those_of_the_posterior(fit):
         np.testing.assert_allclose(found["mean"], draws.mean() * NEW["x"], atol=5 * 3 * error)
         assert abs(found["mean"][1] - draws.mean()) < 5 * error
         np.testing.assert_allclose(found["square"], (draws**2).mean() * NEW["x"] ** 2, rtol=0.1)
+        share = (draws > 1).mean()
+        assert abs(found["large"][1] - share) < 5 * np.sqrt(share * (1 - share) / 4000) + 1e-9
         assert np.all(found["square"][1:] > found["mean"][1:] ** 2)
 
 
@@ -63,8 +66,10 @@ def test_silos_of_the_same_shape_are_compiled_once(fit):
 
 
 def test_bad_input(fit):
-    with pytest.raises(sfvi.OptionError, match="'mean', 'square'"):
+    with pytest.raises(sfvi.OptionError, match=r"'probabilities' is no deterministic site.*'mean', 'square'"):
         fit.silo("north").predict(NEW, sites=["probabilities"])
+    with pytest.raises(sfvi.OptionError, match=r"give a list, \['mean'\]"):
+        fit.silo("north").predict(NEW, sites="mean")
     with pytest.raises(sfvi.OptionError, match="num_samples is 0"):
         fit.silo("north").predict(NEW, num_samples=0)
     with pytest.raises(sfvi.DataError, match="north"):

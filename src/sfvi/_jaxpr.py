@@ -15,7 +15,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 def fingerprint(function: Callable, *args: Any) -> str:
     """A hash of a function's operations and constants on arguments of these shapes; any change of one changes it."""
     closed = jax.make_jaxpr(function)(*args)
-    text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))
+    text = re.sub(r" at 0x[0-9a-f]+", "", closed.jaxpr.pretty_print(use_color=False))  # a terminal has colors
     digest = hashlib.sha256(text.encode())
     for constant in _constants(closed):
         if not jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):

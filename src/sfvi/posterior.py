@@ -226,12 +226,15 @@ class SiloPosterior:
     def predict(
         self, data: Any, *, sites: Sequence[str] | None = None, num_samples: int = 100, key: Key | int = 0
     ) -> dict[str, np.ndarray]:
-        """Posterior means of deterministic sites for other data of this silo: the posterior predictive.
+        """Posterior means of deterministic sites, like probabilities, for other data of this silo.
+
+        For silos whose latents are their own as a whole: new members of a plate with latents would have to be fitted.
 
         Memory does not grow with the number of draws, and silos whose data have the same shapes share what is compiled.
 
         Args:
-            data: As in the fit, with other rows. What the program observes must be there, and does not matter.
+            data: As in the fit, with other rows. What the program observes must be there too, but its values do not
+                matter: zeros will do.
             sites: Deterministic sites of the silo program; by default all.
             num_samples: Draws of all latents.
             key: Of the draws.

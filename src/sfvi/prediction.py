@@ -32,9 +32,16 @@ def check_alike(name: str, fitted: SiloData, new: SiloData, num_samples: int) ->
 
 def check_sites(name: str, there: Sequence[str], sites: Sequence[str] | None) -> None:
     """Refuse sites that are not there, and programs without any."""
-    if not there or set(sites or ()) - set(there):
-        named = ", ".join(map(repr, there)) or "none; add numpyro.deterministic(...) to it"
-        raise OptionError(f"predict: what the program of silo {name!r} lets one predict: {named}.")
+    if isinstance(sites, str):
+        raise OptionError(f"predict: sites is the text {sites!r}; give a list, [{sites!r}].")
+    if not there:
+        raise OptionError(
+            f"predict: the program of silo {name!r} has no deterministic site; add numpyro.deterministic."
+        )
+    unknown = [site for site in sites or () if site not in there]
+    if unknown:
+        named = ", ".join(map(repr, there))
+        raise OptionError(f"predict: {unknown[0]!r} is no deterministic site of silo {name!r}; there are {named}.")
 
 
 @eqx.filter_jit
@@ -52,7 +59,7 @@ def posterior_means(
         noise = Local(jax.random.normal(own_key, (own, 1), dtype) if own else None, {})
         z_local = local.sample(noise, z_global, shared.family.center)
         found = program.outputs(z_global, z_local, shared.theta, data)
-        return {site: value for site, value in found.items() if site not in latents}
+        return {site: jnp.asarray(value, dtype) for site, value in found.items() if site not in latents}
 
     def add(total, key):
         return jax.tree.map(jnp.add, total, one(key)), None

@@ -151,9 +151,9 @@ def warm(start: Fit | None, stage: Stage, theta: Theta, data: dict[str, SiloData
             f"{type(fresh.family).__name__} in {fresh.family.center.dtype}; give both the same global_family and "
             "precision."
         )
-    families = {}
+    families, silo_key = {}, loop.keys(stage.key)[1]
     for name, silo in data.items():
-        families[name] = elbo.start_local(silo)
+        families[name] = elbo.start_silo(silo_key, shared, silo)
         if name in start.silo_names and _shapes(start.silo(name).free) == _shapes(families[name]):
             families[name] = start.silo(name).free
     return Parameters(shared, families)

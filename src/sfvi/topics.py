@@ -56,20 +56,19 @@ def top_words(topics: np.ndarray, *, top: int = TOP) -> np.ndarray:
 
 
 def umass(tops: np.ndarray, counts: Occurrences, *, epsilon: float = 1.0) -> np.ndarray:
-    r"""UMass coherence of each topic (Mimno et al. 2011); 0 would be perfect.
+    r"""UMass coherence of each topic (Mimno et al. 2011), the larger the better; NaN if a word occurs in no document.
 
     $$\frac{2}{N(N-1)} \sum_{i > j} \log \frac{D(v_i, v_j) + \epsilon}{D(v_j)}, \quad v_1, \dots, v_N
-      \text{ the topic's first words, most frequent first}$$
+      \text{ the topic's first words, in its order}$$
 
     Args:
         tops: As `top_words` gives them.
         counts: In the documents that the topics were fitted to.
         epsilon: $\epsilon$.
     """
-    alone = np.maximum(np.diag(counts.together), 1)
+    alone = np.where(np.diag(counts.together) > 0, np.diag(counts.together), np.nan)
     found = []
     for words in tops:
-        words = words[np.argsort(-alone[words], kind="stable")]
         later, earlier = np.tril_indices(len(words), -1)
         pairs = counts.together[words[later], words[earlier]] + epsilon
         found.append(np.mean(np.log(pairs / alone[words[earlier]])))

@@ -97,6 +97,12 @@ def test_bad_input():
     silos["b"]["x"][0, 0] = np.nan
     with pytest.raises(DataError, match=r"p_fed_bayes: silo 'b'.*not finite"):
         p_fed_bayes(silos, PFedBayes.fair(), key=0)
+    silos = contradicting(10)
+    with pytest.raises(DataError, match="y of silo 'a' must be whole numbers from 0 to 1"):
+        fed_soul(silos, FedSoul(), key=0, num_classes=2)
+    found = p_fed_bayes(silos, PFedBayes.fair(num_rounds=1, num_local_updates=1), key=0, num_classes=CLASSES)
+    with pytest.raises(OptionError, match="no silo 'zz' here; there are 'a', 'b'"):
+        found.predict("zz", silos["a"]["x"])
     with pytest.raises(DataError, match="fed_soul: there are no silos"):
         fed_soul({}, FedSoul(), key=0)
     with pytest.raises(OptionError, match="left_out is 1"):

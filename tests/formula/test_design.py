@@ -15,6 +15,13 @@ from .frames import mixed_table, split
 
 TABLE = mixed_table()
 FUNCTIONS = {"np": np, "log": np.log, "sqrt": np.sqrt}
+SHARED = [  # their terms share variables, which formulae codes right and labels wrongly
+    "y ~ g/x",
+    "y ~ h/g",
+    "y ~ (g + h + x)**2 - x",
+    "y ~ h*g*x - h",
+    "y ~ 0 + g*h*x",
+]
 FORMULAS = [
     "y ~ 1",
     "y ~ x * g",
@@ -30,6 +37,7 @@ FORMULAS = [
     "y ~ I(g == 'a') * x",
     "y ~ (x + w + h)**2",
     "y ~ x + offset(log(t)) + (x | id)",
+    *SHARED,
 ]
 
 
@@ -43,7 +51,10 @@ def agreed(parts, formula, **options):
 
 
 def pooled(formula):
-    matrix = design_matrices(formula, TABLE, extra_namespace=FUNCTIONS).common.as_dataframe()
+    found = design_matrices(formula, TABLE, extra_namespace=FUNCTIONS).common
+    if formula in SHARED:
+        return pd.DataFrame(found.design_matrix)
+    matrix = found.as_dataframe()
     return matrix[[column for column in matrix if not column.startswith("offset")]]
 
 
@@ -61,7 +72,8 @@ def test_any_split_gives_the_rows_of_the_pooled_matrix(formula, assigned):
         [design.matrix(design.read(part, silo=name)).set_index(part.index) for name, part in parts.items()]
     )
     expected = pooled(formula)
-    assert list(found) == list(expected)
+    assert formula in SHARED or list(found) == list(expected)
+    assert len(set(found)) == found.shape[1]
     np.testing.assert_allclose(found.sort_index().to_numpy(), expected.to_numpy(float), rtol=1e-9, atol=1e-9)
 
 

@@ -162,3 +162,25 @@ def test_without_the_package(monkeypatch):
     with pytest.raises(OptionError, match=r"pip install 'sfvi\[formula\]'"):
         sfvi.glmm("y ~ x", family="gaussian", silos=SILOS)
     parsing._formulae.cache_clear()
+
+
+def test_a_level_of_the_outcome_must_occur_somewhere():
+    silos = {name: part.assign(answer=np.where(np.arange(len(part)) % 2, "yes", "no")) for name, part in SILOS.items()}
+    assert sum(
+        data["y"].sum() for data in sfvi.glmm("answer['yes'] ~ x", family="bernoulli", silos=silos).silos.values()
+    )
+    with pytest.raises(DataError, match="chosen level of the outcome occurs in no silo"):
+        sfvi.glmm("answer['Yes'] ~ x", family="bernoulli", silos=silos)
+    with pytest.raises(OptionError, match="a level of the outcome is for 'bernoulli'"):
+        sfvi.glmm("answer['yes'] ~ x", family="gaussian", silos=silos)
+
+
+def test_values_do_not_leave_as_levels():
+    """Numbers read as text, and texts that nearly every row has for itself."""
+    numbers = changed(z=[f"{value:.1f}".replace(".", ",") for value in np.linspace(1, 9, 12)])
+    with pytest.raises(DataError, match="'z' holds numbers as text"):
+        glmm_summary(numbers["south"], "y ~ z", family="gaussian")
+    many = pd.concat([TABLE] * 4, ignore_index=True)
+    many = many.assign(z=[f"name {number}" for number in range(len(many))])
+    with pytest.raises(DataError, match="80 levels in 80 rows"):
+        glmm_summary(many, "y ~ z", family="gaussian")

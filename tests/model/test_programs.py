@@ -1,5 +1,9 @@
 """What the model makes of two programs: densities, Jacobians, units, minibatches."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +15,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer.util import log_density
 
 import sfvi
+from sfvi import _jaxpr
 from sfvi.families import Local
 
 from ..helpers import gamma_data, gamma_model, gamma_population, gamma_silo, pooled_log_density
@@ -303,3 +308,27 @@ def test_constants_in_the_data_reach_the_program_unchanged(value):
     sfvi.StructuredModel(TestUnits.population, program).silo_data("a", data)
     assert seen[0] == value
     assert type(seen[0]) is type(value)
+
+
+IN_A_TERMINAL = """
+import sys
+import numpyro, numpyro.distributions as dist
+from sfvi import _jaxpr
+import jax.numpy as jnp
+print(sys.stdout.isatty())
+open(sys.argv[1], "w").write(_jaxpr.fingerprint(lambda x: jnp.sin(x) + 1, 1.0))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no terminals of that kind")
+def test_a_fingerprint_is_the_same_in_a_terminal(tmp_path):
+    """JAX prints programs in color there; what was saved in one place is read in the other."""
+    import pty
+
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-c", IN_A_TERMINAL, str(tmp_path / "print")]
+    subprocess.run(command, stdout=follower, check=True, env={**os.environ, "TERM": "xterm-256color"})
+    assert os.read(leader, 4).decode() == "True"
+    for end in (leader, follower):
+        os.close(end)
+    assert (tmp_path / "print").read_text() == _jaxpr.fingerprint(lambda x: jnp.sin(x) + 1, 1.0)

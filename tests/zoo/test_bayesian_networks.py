@@ -130,6 +130,19 @@ def test_silos_begin_where_the_strategy_says():
     assert np.asarray(joined.family.silo.loc).any()
 
 
+def test_sites_that_are_not_as_written_start_at_their_location_and_new_silos_where_the_strategy_says():
+    silos = contradicting(20)
+    made = zoo.fed_pop(num_features=FEATURES, num_classes=CLASSES, hidden=(4,))
+    still, strategy = optax.sgd(0.0), OPTIONS["init_loc_fn"]
+    algorithm = sfvi.SFVI(optimizer=still, init_loc_fn=strategy)
+    centred = sfvi.StructuredModel(made.population.program, made.silo_program, centring="non_centred")
+    fit = sfvi.fit(centred, silos, key=0, num_rounds=1, algorithm=algorithm)
+    assert not np.asarray(fit.silo("a").family.silo.loc).any()
+    first = sfvi.fit(made, {"a": silos["a"]}, key=0, num_rounds=1, algorithm=algorithm)
+    warm = sfvi.fit(made, silos, key=0, num_rounds=1, algorithm=algorithm, start=first)
+    assert np.asarray(warm.silo("b").family.silo.loc).any()
+
+
 def test_unknown_scales_are_refused():
     with pytest.raises(sfvi.OptionError, match="'scalar' or 'elementwise'"):
         zoo.hierarchical_bnn(scale="both")

@@ -58,7 +58,8 @@ class AbstractVariationalOptions:
         num_samples: Monte Carlo samples per step.
         estimator: "stl" (default) or "reparameterization".
         init_loc_fn: NumPyro strategy for the initial mean of the global latents, and of silos' latents outside all
-            plates of units; units start alike, at zero in unconstrained space.
+            plates of units, if they are as written (see `centring`); the others start at zero in unconstrained
+            space.
         init_scale: Initial standard deviation of every latent in unconstrained space.
         participation: Who takes part in a round: `participation.everyone()` (default), `fraction(...)`, `count(...)`
             or `rule(...)`.

@@ -16,7 +16,7 @@ from .._random import as_key
 from .._types import Key
 from ..errors import OptionError
 from .networks import features, init_layers, linear, log_likelihood
-from .stacking import Stacked, stack
+from .stacking import Stacked, position_of, stack_labelled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ class PersonalHeads:
 
     def predict(self, silo: str, x: np.ndarray) -> np.ndarray:
         """Probabilities of the classes, the mean over draws of the head, a row for each of x."""
-        position = self._names.index(silo)
+        position = position_of(silo, self._names)
         own = jax.tree.map(lambda leaf: leaf[position], self._heads)
         return np.asarray(_predict(self._layers, own, (jnp.asarray(x) - self._shift) / self._spread))
 
@@ -129,7 +129,7 @@ def fed_soul(
         key: Of all randomness.
         num_classes: Number of classes.
     """
-    stacked, run_key = stack("fed_soul", silos), as_key(key)
+    stacked, run_key = stack_labelled("fed_soul", silos, num_classes), as_key(key)
     if isinstance(settings, ReportedFedSoul):
         return _reported(stacked, settings, run_key, num_classes)
     return _langevin(stacked, settings, run_key, num_classes)

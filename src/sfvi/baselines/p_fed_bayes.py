@@ -14,7 +14,7 @@ from .. import _optim
 from .._random import as_key
 from .._types import Key
 from .networks import init_layers, log_likelihood, logits
-from .stacking import stack
+from .stacking import position_of, stack_labelled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,9 @@ class PFedBayes:
         num_personal_steps: Of Adam on $q_i$ in one local update.
         step_size: Of Adam.
         zeta: $\zeta$.
-        kl_parts: Into how many minibatches a KL term is divided; None for the rows of a silo over `batch_size`.
-        batch_size: Rows, in a fixed order.
+        kl_parts: Into how many minibatches a KL term is divided, of which the rows follow in a fixed order. None for
+            the objective itself: rows are drawn anew and their log-likelihood is scaled up to all.
+        batch_size: Rows in a step.
         noise: Standard deviation of the draws; 1 is the method, other numbers are not.
         initial_rho: $\rho$ at the start.
         exact_server: Whether the server solves its problem: $w$ has the mean and variance of the mixture of the
@@ -64,9 +65,12 @@ class PFedBayes:
         return cls(100, True, 10, 20, 5, 1e-3, 10.0, 20, 100, 0.001, -3.0, False, 0.5, 0.5)
 
     @classmethod
-    def fair(cls, *, num_rounds: int = 20, num_local_updates: int = 100, step_size: float = 5e-3) -> "PFedBayes":
-        """The method as its authors define it, with the network and rounds of ours."""
-        return cls(64, False, num_rounds, num_local_updates, 1, step_size, 1.0, None, 100, 1.0, -3.0, True, 0.0, 1.0)
+    def fair(
+        cls, *, num_rounds: int = 20, num_local_updates: int = 100, batch_size: int = 100, step_size: float = 5e-3
+    ) -> "PFedBayes":
+        """The method as its authors define it, with the network, rounds and batches of ours."""
+        steps = num_rounds, num_local_updates, 1, step_size
+        return cls(64, False, *steps, 1.0, None, batch_size, 1.0, -3.0, True, 0.0, 1.0)
 
 
 class PersonalGaussians:
@@ -77,7 +81,7 @@ class PersonalGaussians:
 
     def predict(self, silo: str, x: np.ndarray, *, num_samples: int = 100, key: Key | int = 0) -> np.ndarray:
         """Probabilities of the classes, the mean over draws, a row for each of x."""
-        position, settings = self._names.index(silo), self._settings
+        position, settings = position_of(silo, self._names), self._settings
         own = jax.tree.map(lambda leaf: leaf[position], self._personal)
         return np.asarray(_predict(own, _scaled(jnp.asarray(x), settings), settings.noise, as_key(key), num_samples))
 
@@ -91,7 +95,7 @@ def p_fed_bayes(silos: Mapping[str, Any], settings: PFedBayes, *, key: Key | int
         key: Of all randomness.
         num_classes: Number of classes.
     """
-    stacked, run_key = stack("p_fed_bayes", silos), as_key(key)
+    stacked, run_key = stack_labelled("p_fed_bayes", silos, num_classes), as_key(key)
     data = {"x": _scaled(stacked.data["x"], settings), "y": stacked.data["y"]}
     widths = [data["x"].shape[-1], settings.hidden, num_classes]
     adam = optax.adam(settings.step_size)
@@ -124,17 +128,23 @@ def _local_round(settings, adam):
     """A silo's work in one round: its Gaussian, and its copy of the shared one, after the local updates."""
 
     def local(personal, shared, states, key, data, rows, round):
-        batches = jnp.maximum(rows // settings.batch_size, 1)
-        parts = batches if settings.kl_parts is None else settings.kl_parts
+        size = settings.batch_size
+        batches = (rows + size - 1) // size
+        parts = settings.kl_parts or 1
+        used = jnp.minimum(rows, size)  # of a batch that is larger than the silo
+        factor = rows / size if settings.kl_parts is None else used / size
 
         def objective(personal, near, key, x, y):
             scores = logits(_draw(personal, key, settings.noise), x)
-            return log_likelihood(scores, y) - settings.zeta / parts * _kl(personal, near)
+            return factor * log_likelihood(scores, y) - settings.zeta / parts * _kl(personal, near)
 
         def update(carry, number):
             personal, near, (personal_state, near_state) = carry
-            begin = (round * settings.num_local_updates + number) % batches * settings.batch_size
-            chosen = (begin + jnp.arange(settings.batch_size)) % rows
+            if settings.kl_parts is None:
+                chosen = jax.random.randint(jax.random.fold_in(key, -1 - number), (size,), 0, rows)
+            else:
+                begin = (round * settings.num_local_updates + number) % batches * size
+                chosen = (begin + jnp.arange(size)) % rows
             x, y = data["x"][chosen], data["y"][chosen]
 
             def step(carry, key):

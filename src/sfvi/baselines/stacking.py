@@ -1,6 +1,6 @@
 """Silos laid one above the other, for methods that do the same in all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from ..errors import DataError
+from ..errors import DataError, OptionError
 
 
 class Stacked(NamedTuple):
@@ -51,6 +51,24 @@ def stack(who: str, silos: Mapping[str, Any]) -> Stacked:
         rows.append(lengths.pop())
     stacked = jax.tree.map(lambda *leaves: _padded(leaves, max(rows)), *silos.values())
     return Stacked(tuple(silos), stacked, jnp.asarray(rows))
+
+
+def stack_labelled(who: str, silos: Mapping[str, Any], num_classes: int) -> Stacked:
+    """The same for silos that hold `{"x": features, one row each, "y": classes}`, with classes that are such."""
+    for name, data in silos.items():
+        if not isinstance(data, Mapping) or set(data) != {"x", "y"}:
+            raise DataError(f"{who}: silo {name!r} does not hold x and y; give features and classes by these names.")
+        y = np.asarray(data["y"])
+        if y.ndim != 1 or y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < num_classes):
+            raise DataError(f"{who}: y of silo {name!r} must be whole numbers from 0 to {num_classes - 1}, one a row.")
+    return stack(who, silos)
+
+
+def position_of(silo: str, names: Sequence[str]) -> int:
+    """Where a silo lies."""
+    if silo not in names:
+        raise OptionError(f"There is no silo {silo!r} here; there are {', '.join(map(repr, names))}.")
+    return list(names).index(silo)
 
 
 def _padded(leaves, length):

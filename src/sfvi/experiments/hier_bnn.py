@@ -24,6 +24,9 @@ from .base import Cell, Result, Results, attempt, markdown, name
 from .spec import check_seeds
 
 WIDTH, NUM_CLASSES, NUM_DRAWS = 64, 10, 100
+RADIUS, INIT_SCALE = 0.1, 0.05  # where weights start, and how wide
+POOLED_BATCH = 1000
+LOWEST = 86  # per cent, in the picture
 BNN, POP = "hierarchical BNN", "fully-Bayesian FedPop"
 PAPER = {  # test accuracies and spreads of the paper's Table 1
     (10, BNN, "SFVI"): "97.5 (0.50)",
@@ -93,6 +96,16 @@ class HierBnnExperiment:
         if not self.splits or len({split.silos for split in self.splits}) < len(self.splits):
             raise OptionError("hier_bnn: give at least one split, each with another number of silos.")
 
+    def rivals(self, split: Split) -> dict[str, FedSoul | ReportedFedSoul | PFedBayes]:
+        """Settings of the methods that we compare with."""
+        rounds, steps = self.rounds, split.local_steps
+        return {
+            "FedSOUL, reported": ReportedFedSoul(),
+            "FedSOUL, fair": FedSoul(num_rounds=rounds, num_local_steps=steps, batch_size=split.batch),
+            "reported": PFedBayes.reported(),
+            "fair": PFedBayes.fair(num_rounds=rounds, num_local_updates=steps, batch_size=split.batch),
+        }
+
     def methods(self, split: Split) -> dict[Method, Callable[..., Result]]:
         """Each fills a cell for a seed."""
         rounds, steps = self.rounds, split.local_steps
@@ -100,8 +113,8 @@ class HierBnnExperiment:
         common: dict[str, Any] = {
             "global_family": families.mean_field(),
             "local_family": families.block(coupling="none"),
-            "init_loc_fn": partial(random, radius=0.1),
-            "init_scale": 0.05,
+            "init_loc_fn": partial(random, radius=RADIUS),
+            "init_scale": INIT_SCALE,
         }
         many = optax.adam(optax.cosine_decay_schedule(self.step_size, self.steps))
         few = optax.adam(self.local_step_size)
@@ -113,11 +126,11 @@ class HierBnnExperiment:
             found[title, "SFVI"] = partial(federated, make, sfvi, self.steps)
             found[title, "SFVI-Avg"] = partial(federated, make, average, rounds)
             found[title, "Sites"] = partial(federated, make, sites, rounds)
-        found["FedPop", "FedSOUL, reported"] = partial(langevin, ReportedFedSoul())
-        found["FedPop", "FedSOUL, fair"] = partial(langevin, FedSoul(num_rounds=rounds, num_local_steps=steps))
-        found["pFedBayes", "reported"] = partial(personalized, PFedBayes.reported())
-        fair = PFedBayes.fair(num_rounds=rounds, num_local_updates=steps)
-        found["pFedBayes", "fair"] = partial(personalized, fair)
+        for inference, settings in self.rivals(split).items():
+            if isinstance(settings, PFedBayes):
+                found["pFedBayes", inference] = partial(personalized, settings)
+            else:
+                found["FedPop", inference] = partial(langevin, settings)
         found["network", "FedAvg"] = partial(averaged, self.local_step_size, rounds)
         found[BNN, "each silo alone"] = partial(alone, sfvi, self.steps)
         found[BNN, "pooled"] = partial(pooled, sfvi, self.steps)
@@ -126,16 +139,15 @@ class HierBnnExperiment:
 
     def cells(self) -> list[Cell]:
         """Partition by partition, so that a whole table is there early."""
-        ours = {"steps": self.steps, "step size": self.step_size}
-        few = {"rounds": self.rounds, "step size": self.local_step_size}
+        common = {"init scale": INIT_SCALE, "radius": RADIUS, "width": WIDTH, "draws": NUM_DRAWS}
+        ours = {"steps": self.steps, "step size": self.step_size, **common}
+        few = {"rounds": self.rounds, "step size": self.local_step_size, **common}
         settings: dict[str, dict] = {
             "SFVI": ours,
             "each silo alone": ours,
-            "pooled": ours,
+            "pooled": {**ours, "pooled batch": POOLED_BATCH},
             "SFVI-Avg": {**few, "refit": self.refit_steps},
             "Sites": {**few, "refit": self.refit_steps},
-            "FedSOUL, fair": {"rounds": self.rounds},
-            "fair": {"rounds": self.rounds},
             "FedAvg": few,
         }
         found = []
@@ -146,6 +158,8 @@ class HierBnnExperiment:
                     cell = name(f"J = {split.silos}", model, inference, f"seed {seed}")
                     known = {"dataset": self.dataset, "share": self.share, **split._asdict()}
                     known |= settings.get(inference, {})
+                    if inference in self.rivals(split):
+                        known |= dataclasses.asdict(self.rivals(split)[inference])
                     found.append(Cell(cell, known, partial(run, load, split, seed)))
         return found
 
@@ -164,7 +178,9 @@ class HierBnnExperiment:
                 for score, unit, digits in (("log score", 1, 4), ("ECE", 100, 2), ("off-majority", 100, 1)):
                     shown.append(f"{unit * np.mean([run[score] for run in runs]):.{digits}f}")
                 sent = f"{np.mean([run['bytes'] for run in runs]) / 1e6:,.1f}" if "bytes" in runs[0] else ""
-                rows.append([str(split.silos), model, inference, *shown, f"{runs[0]['rounds']:,}", sent])
+                broke = sum("broke" in run for run in runs)
+                done = f"{broke} of {len(runs)} diverged" if broke else f"{runs[0]['rounds']:,}"
+                rows.append([str(split.silos), model, inference, *shown, done, sent])
         counts = {len(self._runs(results, split, *method)) for split in self.splits for method in self.methods(split)}
         note = f"Partitions: {min(counts)} to {max(counts)}" if len(counts) > 1 else f"Partitions: {max(counts)}"
         return f"{note}. The sd is over silos and partitions.\n\n" + markdown(columns, rows, names=3)
@@ -183,14 +199,14 @@ class HierBnnExperiment:
         for axis, split in zip(axes[0], self.splits, strict=True):
             for position, (model, inference) in enumerate(reversed(methods)):
                 for run in self._runs(results, split, model, inference):
-                    values = 100 * np.array(run["accuracies"])
+                    values = np.maximum(100 * np.array(run["accuracies"]), LOWEST)
                     axis.plot(values, [position] * len(values), "o", color="tab:gray", markersize=2.5, alpha=0.4)
                     axis.plot(values.mean(), position, "|", color="tab:red", markersize=14)
             labels = [f"{model}, {inference}" for model, inference in reversed(methods)]
             axis.set_yticks(range(len(labels)), labels, fontsize=8)
-            axis.set_xlim(88, 100)
+            axis.set_xlim(LOWEST - 0.5, 100)
             axis.set_title(f"{split.silos} silos", fontsize=10)
-            axis.set_xlabel("test accuracy of a silo, %")
+            axis.set_xlabel(f"test accuracy of a silo, % (lower ones at {LOWEST})")
             axis.grid(axis="x", linewidth=0.4)
         figure.savefig(path, dpi=110)
         plt.close(figure)
@@ -287,7 +303,7 @@ def pooled(algorithm: AlgorithmOptions, steps: int, load, split: Split, seed: in
     """One network for all rows together."""
     train, test = load()
     rows = {part: np.concatenate([silo[part] for silo in train.values()]) for part in ("x", "y")}
-    model = hierarchical_bnn(batch_size=min(len(rows["y"]), 1000))
+    model = hierarchical_bnn(batch_size=min(len(rows["y"]), POOLED_BATCH))
     begin = time.perf_counter()
     found, broke = attempt(model, {"all": rows}, key=seed, num_rounds=steps, algorithm=algorithm, checkpoint=state)
     seconds = time.perf_counter() - begin

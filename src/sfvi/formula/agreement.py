@@ -10,6 +10,7 @@ $$n = n_a + n_b, \qquad \delta = m_b - m_a, \qquad m = m_a + \delta \frac{n_b}{n
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +21,9 @@ from ..errors import DataError, OptionError
 from . import frames, outcomes
 from .frames import Table
 from .parsing import CATEGORICAL, Parsed, is_call, measured, parse, values
+
+NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?([eE][-+]?\d+)?")
+FEW_LEVELS, MOST_LEVELS = 10, 50  # of a column: fewer may be numbers as text; more must be shared by rows
 
 
 class Moments(NamedTuple):
@@ -83,6 +87,7 @@ class Summary(_Sendable):
         levels: The levels that occur in the silo, of each categorical column.
         orders: The levels in their order, of columns whose categories are ordered.
         outcome: Moments of the outcome, for families whose default priors need its scale (not of 0/1 outcomes).
+        level_occurs: Whether the level of outcome['level'] occurs in the silo; None where none was chosen.
     """
 
     formula: str
@@ -94,6 +99,7 @@ class Summary(_Sendable):
     levels: dict[str, tuple]
     orders: dict[str, tuple]
     outcome: Moments | None
+    level_occurs: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +160,7 @@ def summarize(table: Table, parsed: Parsed, family: str) -> Summary:
             moments[name_of(part)] = Moments.of(_finite(values(part, table.frame), component.name, table.silo))
         else:
             levels[column] = frames.levels(table, column)
+            _check_levels(levels[column], column, table)
     return Summary(
         parsed.text,
         family,
@@ -164,7 +171,24 @@ def summarize(table: Table, parsed: Parsed, family: str) -> Summary:
         levels,
         {column: order for column, order in table.orders.items() if column in levels},
         Moments.of(outcome.astype(float)) if chosen.needs_moments else None,
+        bool(outcome.any()) if outcomes.has_level(parsed.response) else None,
     )
+
+
+def _check_levels(levels, column, table):
+    """Refuse numbers that were read as text, and ids: their values would leave the silo as levels."""
+    texts = [level for level in levels if isinstance(level, str)]
+    numbers = sum(NUMBER.fullmatch(level.strip()) is not None for level in texts)
+    if len(levels) > FEW_LEVELS and numbers > 0.9 * len(levels):
+        raise DataError(
+            f"Silo {table.silo!r}: column {column!r} holds numbers as text, which would leave the silo as levels; "
+            "convert it to numbers."
+        )
+    if len(levels) > MOST_LEVELS and len(levels) > len(table.frame) / 4:
+        raise DataError(
+            f"Silo {table.silo!r}: column {column!r} has {len(levels)} levels in {len(table.frame)} rows, and levels "
+            "leave the silo; group them, or let it be a grouping factor, (1 | group), whose ids stay."
+        )
 
 
 def agree(summaries: Mapping[str, Summary], *, standardize: bool = True) -> Agreement:
@@ -191,6 +215,8 @@ def agree(summaries: Mapping[str, Summary], *, standardize: bool = True) -> Agre
     found = {c: frames.sort_levels(set().union(*(part.levels[c] for part in parts)), c) for c in first.levels}
     agreed = found | {column: order for column, order in first.orders.items() if set(found[column]) <= set(order)}
     _check_variation(parse(first.formula), first.kinds, moments, agreed)
+    if first.level_occurs is not None and not any(part.level_occurs for part in parts):
+        raise DataError("The chosen level of the outcome occurs in no silo; check how it is written.")
     outcome = None if first.outcome is None else _merged([part.outcome for part in parts])
     if first.family == "gaussian" and outcome is not None and outcome.squares == 0:
         raise DataError("The outcome is the same number in all rows of all silos; there is nothing to fit.")

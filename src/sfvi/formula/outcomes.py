@@ -64,6 +64,8 @@ def observed(outcome: Outcome, response: Any, table: Table) -> tuple[np.ndarray,
         )
     if outcome.name == "binomial":
         return _binomial(response, table)
+    if has_level(response) and outcome.name != "bernoulli":
+        raise OptionError(f"family is {outcome.name!r}; a level of the outcome is for 'bernoulli'.")
     y = _outcome(response, table)
     bad, should = ~np.isfinite(y), "be finite"
     if outcome.name == "bernoulli":
@@ -74,8 +76,13 @@ def observed(outcome: Outcome, response: Any, table: Table) -> tuple[np.ndarray,
     return (y if outcome.name == "gaussian" else y.astype(np.int32)), None
 
 
+def has_level(response: Any) -> bool:
+    """Whether a level was chosen: outcome['level']."""
+    return getattr(response, "reference", None) is not None
+
+
 def _outcome(response, table):
-    if getattr(response, "reference", None) is not None:  # outcome['level']
+    if has_level(response):
         level = response.reference
         if table.kinds[response.name] == "numeric":
             raise OptionError(

@@ -1,5 +1,6 @@
 """Reading a formula with `formulae`, and refusing what would depend on more than a silo's own rows."""
 
+import copy
 import functools
 import logging
 from collections.abc import Iterator
@@ -165,6 +166,10 @@ def _described(formula):
         )
     if heard.said:
         raise OptionError(f"The formula {formula!r}: {' '.join(heard.said.split())}")
+    # Terms share their components in formulae, which keep the coding of the term that was set last.
+    description.common_terms = [copy.deepcopy(term) for term in description.common_terms]
+    for term in description.group_terms:
+        term.expr = copy.deepcopy(term.expr)
     return description
 
 

@@ -15,7 +15,7 @@ from .. import _jaxpr
 from .._compile import on_one_thread
 from .._types import GlobalVec, Indices, Key, Scalar, Theta
 from ..families import Local
-from .centring import Centred, Placed, enter, leave, parameter_name, recentre
+from .centring import Centred, Placed, auxiliary_name, enter, leave, parameter_name, recentre
 from .layout import FlatLayout, LocalLayout
 from .tracing import (
     execute,
@@ -260,6 +260,8 @@ class SiloProgram:
         args = (globals_, self.rebuild(data.values))
         own_key = jax.random.fold_in(key, data.silo_word)
         values = initial_latents(self.recentred, args, theta, own_key, init_loc_fn)
+        for name in self.centred:  # at the location that the program gives it
+            values[name] = jnp.zeros_like(values.pop(auxiliary_name(name)))
         return self.layout.own.join(values).astype(z_global.dtype)[:, None]
 
     def outputs(self, z_global: GlobalVec, z_local: Local, theta: Theta, data: "SiloData") -> dict[str, Array]:
