@@ -69,7 +69,15 @@ def reproduce(
         print("\n".join(experiments.names(folder)) or f"There are no experiments in {folder}.")
         return
     say = partial(print, flush=True)  # into a log too
-    print(experiments.reproduce(folder, experiments.EXPERIMENTS, name, preset=preset, only=only, fresh=fresh, say=say))
+    try:
+        found = experiments.reproduce(
+            folder, experiments.EXPERIMENTS, name, preset=preset, only=only, fresh=fresh, say=say
+        )
+    except KeyboardInterrupt:
+        print("Interrupted; the same command goes on.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(found)
+    print(f"Kept in {folder / name / preset}.json and .png.")
 
 
 @deploy_app.command("init")
