@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-thorough lint format bench bench-deploy kills soak clean
+.PHONY: demo test test-thorough lint format bench bench-deploy kills soak docs docs-serve clean
 
 demo: $(READY)            ## Fit the six-cities model over two silos and compare with NUTS
 	$(BIN)/sfvi demo
@@ -37,6 +37,12 @@ kills: $(READY)           ## Kill 20 random processes of a deployed federation; 
 
 soak: $(READY)            ## The same with 100 kills (about an hour)
 	$(BIN)/python -m tests.deploy.kills --kills 100 --seed 1
+
+docs: $(READY)            ## Build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(READY)      ## The same, served and rebuilt when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 clean:
 	rm -rf $(VENV)

@@ -4,9 +4,11 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-from . import report, scaling, step
+from sfvi.bench import step
+from sfvi.bench.step import Effort
+
+from . import report, scaling
 from .scaling import Case
-from .step import Effort
 
 HERE = Path(__file__).resolve().parent
 

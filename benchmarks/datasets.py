@@ -2,17 +2,12 @@
 
 import numpy as np
 
+from sfvi.bench.step import even_sizes
 from sfvi.data import split_units
 
 ROWS_PER_UNIT = 4
 COEFFICIENTS = np.array([-2.0, 0.5, -0.2, 0.1], np.float32)
 RANDOM_SD = np.float32(2.0)
-
-
-def even_sizes(total: int, num_silos: int) -> list[int]:
-    """Cut `total` into sizes that differ by at most one."""
-    small, larger = divmod(total, num_silos)
-    return [small + 1] * larger + [small] * (num_silos - larger)
 
 
 def ragged_sizes(total: int, num_silos: int) -> list[int]:

@@ -19,13 +19,14 @@ from jax.scipy.stats import norm
 from numpyro.infer import init_to_uniform
 
 from sfvi import SFVI
+from sfvi.bench import step
+from sfvi.bench.contestants import Contestant, advance, prepare
+from sfvi.bench.step import Comparison, Effort
 from sfvi.families import block
 from sfvi.zoo import hierarchical_bnn
 
-from . import report, step
-from .contestants import Contestant, advance, prepare
+from . import report
 from .scaling import PROJECT, peak_memory
-from .step import Comparison, Effort
 
 FEATURES, WIDTH, CLASSES = 784, 64, 10
 SCALE, STEP_SIZE, TARGET = 0.05, 0.01, 1.15

@@ -9,8 +9,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
+from sfvi.bench.step import HAND, MERGED, TARGETS, Comparison, Effort
+
 from .scaling import Case, Cost
-from .step import HAND, MERGED, TARGETS, Comparison, Effort
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from sfvi import SFVI
+from sfvi.bench.contestants import prepare
+from sfvi.bench.step import even_sizes
 from sfvi.families import block
 from sfvi.zoo import logistic_mixed_model
 
 from . import datasets
-from .contestants import prepare
 
 PROJECT = Path(__file__).resolve().parent.parent
 REPETITIONS = 5
@@ -80,7 +81,7 @@ def run(case: Case) -> Cost:
     jax.block_until_ready(jnp.zeros(1))  # the backend is part of the baseline
     if not case.num_silos:
         return Cost(0.0, 0.0, 0.0, peak_memory())
-    cut = datasets.ragged_sizes if case.ragged else datasets.even_sizes
+    cut = datasets.ragged_sizes if case.ragged else even_sizes
     silos = datasets.simulate(cut(case.rows // datasets.ROWS_PER_UNIT, case.num_silos))
     algorithm = SFVI(local_family=block(coupling="mean"))
     begin = time.perf_counter()

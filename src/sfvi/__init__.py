@@ -1,7 +1,8 @@
 """Structured federated variational inference: hierarchical Bayesian models over data that may not be pooled."""
 
-from . import bounds, data, families, formula, zoo
+from . import bounds, data, diagnostics, families, formula, zoo
 from .algorithms import SFVI, FastStart, FixedNoise, SFVIAvg, Sites, participation
+from .calibration import Calibration, simulation_based_calibration
 from .convergence import Check, Convergence, StoppingRule
 from .engines.progress import RunProgress
 from .errors import ArchiveError, DataError, DivergenceError, ModelError, OptionError, SfviError
@@ -15,6 +16,7 @@ from .silo_fitting import fit_silo
 __all__ = [
     "SFVI",
     "ArchiveError",
+    "Calibration",
     "Check",
     "Convergence",
     "DataError",
@@ -34,6 +36,7 @@ __all__ = [
     "StructuredModel",
     "bounds",
     "data",
+    "diagnostics",
     "families",
     "fit",
     "fit_silo",
@@ -41,5 +44,6 @@ __all__ = [
     "glmm",
     "load",
     "participation",
+    "simulation_based_calibration",
     "zoo",
 ]

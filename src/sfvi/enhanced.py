@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from ._types import GlobalVec, Indices, Key, Scalar
 from .families import Local, StructuredLocal
 from .model import SiloData
+from .model.observed import log_joint_by_unit
 from .objectives import Estimator, Shared, freezer, stop_gradient
 
 
@@ -53,7 +54,7 @@ def enhanced_silo_term(
     if local.silo is not None and local_noise.silo is not None:
         own = local.silo.sample(local_noise.silo, z_global - center)
     blocks = local.conditional(own, z_global, center)
-    draws = _draw(blocks, local_noise)
+    draws = _draw(blocks, local_noise.units)
     if estimator == "stl" and data.program.learned:
         own, draws, theta = _hand_over_centring(data, z_global, own, draws, theta, indices)
     if own is not None and local.silo is not None:
@@ -110,13 +111,7 @@ def resample(
     own = None
     if local.silo is not None and local_noise.silo is not None:
         own = local.silo.sample(local_noise.silo, z_global - center)
-    blocks = local.conditional(own, z_global, center)
-    draws = _draw(blocks, local_noise)
-
-    def one(z_units):
-        return _log_weights(data, blocks, z_units, z_global, own, shared.theta, data.everyone())[1]
-
-    log_weights = jax.lax.map(one, draws)
+    draws, (_, log_weights) = weigh_units(data, shared, local, z_global, own, local_noise.units)
     units = {}
     for position, (plate, z) in enumerate(draws.items()):
         chosen = jax.random.categorical(jax.random.fold_in(key, position), log_weights[plate], axis=0)
@@ -124,13 +119,41 @@ def resample(
     return z_global, Local(own, units)
 
 
-def _draw(blocks, local_noise):
+def weigh_units(
+    data: SiloData,
+    shared: Shared,
+    local: StructuredLocal,
+    z_global: GlobalVec,
+    own: Float[Array, "n_own 1"] | None,
+    noise: dict[str, Float[Array, "draws block units"]],
+) -> tuple[dict[str, Array], tuple[Float[Array, " draws"], dict[str, Float[Array, "draws units"]]]]:
+    r"""Draw K times the latents of all units at given $(z_G, z_s)$, and weigh each draw.
+
+    Args:
+        data: $y_j$ and the silo's program.
+        shared: $\eta_G$ and $\theta$.
+        local: $q(z_L \mid z_G)$ of all units.
+        z_global: $z_G$.
+        own: $z_s$, the silo's latents outside any plate; None if there are none.
+        noise: $\epsilon_L$ of the units, by plate.
+
+    Returns:
+        The draws; for each the log density of all that is outside the units' plates, and $\log w_{ik}$.
+    """
+    blocks, nowhere = local.conditional(own, z_global, shared.family.center), jnp.zeros(0)
+    draws = _draw(blocks, noise)
+
+    def one(z_units):
+        rest, log_p = log_joint_by_unit(data, z_global, Local(own, z_units), shared.theta)
+        return rest, {plate: log_p[plate] - blocks[plate].log_prob(z, nowhere) for plate, z in z_units.items()}
+
+    return draws, jax.lax.map(one, draws)
+
+
+def _draw(blocks, noise):
     """K draws of every unit."""
     nowhere = jnp.zeros(0)
-    return {
-        plate: jax.vmap(lambda e, b=block: b.sample(e, nowhere))(local_noise.units[plate])
-        for plate, block in blocks.items()
-    }
+    return {plate: jax.vmap(lambda e, b=block: b.sample(e, nowhere))(noise[plate]) for plate, block in blocks.items()}
 
 
 def _hand_over_centring(data, z_global, own, draws, theta, indices):

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +24,7 @@ from .errors import DataError, DivergenceError, OptionError
 from .model import StructuredModel
 from .network_identity import network_identity
 from .posterior import GlobalPosterior, SiloPosterior
+from .provenance import Provenance, provenance, replies
 from .results import Fit, joined_path, joined_trace, noise_error
 from .run_checks import (
     check_centred_sites,
@@ -87,6 +89,10 @@ def fit(
     if isinstance(options, type) or not isinstance(options, AlgorithmOptions):
         raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...), sfvi.SFVIAvg(...) or sfvi.Sites(...).")
     num_rounds = options.usual_rounds if num_rounds is None else num_rounds
+    given = {"unit_ids": unit_ids, "num_units": num_units, "start": start}
+    settings = {"num_rounds": num_rounds, "until_converged": until_converged}
+    settings |= {name: "given" for name, value in given.items() if value is not None}
+    origin = provenance("in process", options, key, settings)
     data = {
         name: model.silo_data(
             name, silos[name], unit_ids=(unit_ids or {}).get(name), num_units=(num_units or {}).get(name)
@@ -123,12 +129,12 @@ def fit(
         )
         done.append(stage.finish(outcome))
         if outcome.failed_round is not None:
-            _raise_divergence(done[-1], data, _result(model, data, done))
+            _raise_divergence(done[-1], data, _result(model, data, done, origin))
         parameters = next((part for part in done if part.is_main), done[-1]).handed_on()
-    return _say(_result(model, data, done), done)
+    return _say(_result(model, data, done, origin), done)
 
 
-def _result(model, data, done) -> Fit:
+def _result(model, data, done, origin: Provenance) -> Fit:
     stage = next((part for part in done if part.is_main), done[-1])
     way, after = done[: done.index(stage) + 1], done[done.index(stage) + 1 :]
     shared, elbo = stage.outcome.state.server.shared, stage.bound.elbo
@@ -154,7 +160,14 @@ def _result(model, data, done) -> Fit:
         present=present,
         convergence=stage.outcome.convergence,
         seconds=sum(part.outcome.seconds for part in done),
+        provenance=origin._replace(sent=replies((part.bound, _silent(part)) for part in done)),
     )
+
+
+def _silent(stage):
+    """What a silo's reply looks like."""
+    bound, key = stage.bound, loop.keys(stage.key)[0]
+    return eqx.filter_eval_shape(lambda server: bound.silent(bound.broadcast(key, server)), stage.outcome.state.server)
 
 
 def _communication(done):

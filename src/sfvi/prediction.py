@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from ._types import Key
+from ._types import GlobalVec, Key
+from .enhanced import resample
 from .errors import DataError, OptionError
 from .families import Local, StructuredLocal
 from .model import SiloData
@@ -42,6 +43,41 @@ def check_sites(name: str, there: Sequence[str], sites: Sequence[str] | None) ->
     if unknown:
         named = ", ".join(map(repr, there))
         raise OptionError(f"predict: {unknown[0]!r} is no deterministic site of silo {name!r}; there are {named}.")
+
+
+def draw_latents(
+    key: Key,
+    shared: Shared,
+    local: StructuredLocal,
+    data: SiloData,
+    noise: Float[Array, " n_noise"],
+    *,
+    num_draws: int,
+) -> tuple[GlobalVec, Local]:
+    r"""One draw of all latents; with the locally enhanced bound, chosen among K of each unit.
+
+    Args:
+        key: Of the silo's latents.
+        shared: $\eta_G$ and $\theta$.
+        local: $q(z_L \mid z_G)$.
+        data: The silo's.
+        noise: $\epsilon_G$.
+        num_draws: K.
+    """
+    own_key, units_key, choice_key = jax.random.split(key, 3)
+    layout, dtype = data.program.layout, shared.family.center.dtype
+    own = jax.random.normal(own_key, (layout.own.size, 1), dtype) if layout.own.size else None
+    units = {
+        group.plate.name: jax.random.normal(
+            jax.random.fold_in(units_key, position), (num_draws, group.block, group.plate.size), dtype
+        )
+        for position, group in enumerate(layout.groups)
+    }
+    if num_draws > 1 and units:
+        return resample(choice_key, data, shared, local, noise, Local(own, units))
+    z_global = shared.family.sample(noise)
+    first = Local(own, {plate: values[0] for plate, values in units.items()})
+    return z_global, local.sample(first, z_global, shared.family.center)
 
 
 @eqx.filter_jit

@@ -1,23 +1,33 @@
 """The result of a run, on file too."""
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
 
 from . import archive
-from ._types import Theta
+from ._types import Key, Theta
 from .convergence import Check, Convergence
+from .diagnostics import Check as DiagnosticCheck
+from .diagnostics import Diagnosis
+from .diagnostics.importance import check_importance
+from .diagnostics.optimum import check_optimum
+from .diagnostics.predictive import check_predictive
+from .diagnostics.rounds import check_rounds
 from .engines.logbook import History
 from .errors import ArchiveError, OptionError
 from .families import AbstractGlobalFamily
 from .model import StructuredModel
+from .model.graph import ModelGraph, model_graph
 from .posterior import SILO_KIND, GlobalPosterior, SiloPosterior
+from .provenance import Provenance
+from .report import server_report, write
 
 FIT_KIND = "fit"
 
@@ -34,6 +44,7 @@ class Fit:
         noise_error: With `FixedNoise(replicates=...)`, how much the global posterior owes to its draws; not on file.
         convergence: Evidence of the stopping rule, or None if none was asked for.
         seconds: Time spent in rounds, compilation left out; None for a loaded fit.
+        provenance: Algorithm, options, key, precision and versions; None for files that do not have it.
     """
 
     def __init__(
@@ -49,6 +60,8 @@ class Fit:
         convergence: Convergence | None = None,
         seconds: float | None = None,
         fitted: list[str] | None = None,
+        provenance: Provenance | None = None,
+        graph: ModelGraph | None = None,
     ):
         self.posterior = posterior
         self._silos = dict(silos)
@@ -60,6 +73,8 @@ class Fit:
         self._present = present
         self.convergence = convergence
         self.seconds = seconds
+        self.provenance = provenance
+        self._graph = graph
 
     def __repr__(self) -> str:
         recent = self.elbo[-min(100, max(1, len(self.elbo) // 10)) :]
@@ -87,6 +102,14 @@ class Fit:
         return self.posterior.theta
 
     @property
+    def graph(self) -> ModelGraph:
+        """The sites of the model and what depends on what; silo programs if silos' data were here or on file."""
+        if self._graph is None or (not self._graph.programs and self._silos):
+            data = {name: silo.data for name, silo in self._silos.items()}
+            self._graph = model_graph(self.posterior.model, data)
+        return self._graph
+
+    @property
     def silo_names(self) -> list[str]:
         """Names of the silos."""
         return list(self._silos)
@@ -97,6 +120,53 @@ class Fit:
             there = ", ".join(map(repr, self._silos)) or "none: those of a deployed run stay at the silos"
             raise OptionError(f"There is no silo {name!r} here; there are {there}.")
         return self._silos[name]
+
+    def diagnose(
+        self, *, key: Key | int = 0, num_samples: int = 1000, num_draws: int = 64, disclose: Sequence[str] = ()
+    ) -> Diagnosis:
+        r"""Can this posterior be believed? Checks of the global one, each with a verdict; print the result.
+
+        "convergence" looks at the rounds; "optimum" at the bound's gradient; "importance" at how well $q(z_G)$ agrees
+        with the posterior, the silos' latents integrated out. The last two need all silos: where they are
+        elsewhere, see `SiloPosterior.evidence` and `GlobalPosterior.check_importance`. What concerns single units and
+        data is in `SiloPosterior.diagnose`.
+
+        Args:
+            key: Of all draws.
+            num_samples: Draws of the global latents.
+            num_draws: Draws of each unit's latents, at each of them; a power of two.
+            disclose: Silos that let the verdict of their posterior predictive check be seen here.
+        """
+        unknown = [name for name in disclose if name not in self._silos]
+        if unknown or isinstance(disclose, str):
+            raise OptionError(f"disclose is {disclose!r}; give a list of silos among {', '.join(self._silos)}.")
+        checks: list[DiagnosticCheck] = [check_rounds(self.elbo, self.path, self.convergence)]
+        absent = [name for name in self._fitted if name not in self._silos]
+        if absent:
+            note = f"optimum, importance: not checked, since the data of {absent[0]!r}"
+            note += f" and {len(absent) - 1} more silos are not here." if absent[1:] else " are not here."
+            return Diagnosis(tuple(checks), (note,))
+        checks.append(check_optimum(self.posterior, self._silos, key=key, num_samples=num_samples))
+        silos = self._silos.items()
+        found = {n: s.evidence(key=key, num_samples=num_samples, num_draws=num_draws) for n, s in silos}
+        checks.append(check_importance(self.posterior, found, key=key))
+        for name in disclose:
+            one = check_predictive(self._silos[name], key=key)
+            checks.append(dataclasses.replace(one, name=f"predictive, {name}"))
+        return Diagnosis(tuple(checks))
+
+    def report(self, path: str | os.PathLike, *, diagnosis: Diagnosis | Literal[False] | None = None) -> None:
+        """Write the server's report: one HTML file of the model, the posterior, its diagnosis and what left the silos.
+
+        It holds nothing local, so it may go where the global posterior may.
+
+        Args:
+            path: The file.
+            diagnosis: What `diagnose()` returned; by default it is made now. False for none.
+        """
+        if diagnosis is None:
+            diagnosis = self.diagnose()
+        write(path, server_report(self, None if diagnosis is False else diagnosis))
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `global.npz`, `fit.npz` (ELBO and evidence) and `silos/<name>.npz`, each complete by itself.
@@ -114,6 +184,8 @@ class Fit:
             "silos": self._fitted,
             "convergence": evidence,
             "communication": self.communication.to_dict("split"),
+            "provenance": None if self.provenance is None else self.provenance.to_json(),
+            "graph": self.graph.to_json(),
         }
         arrays = {f"trace.{name}": values for name, values in self.trace.items()}
         arrays |= {"path.rounds": self.path.index.to_numpy(), "path.values": self.path.to_numpy()}
@@ -235,4 +307,6 @@ def load(
         present=arrays.get("present"),
         convergence=evidence,
         fitted=header["silos"],
+        provenance=Provenance.from_json(header.get("provenance")),
+        graph=None if header.get("graph") is None else ModelGraph.from_json(header["graph"]),
     )

@@ -78,6 +78,10 @@ def test_the_digits_of_one_process(tmp_path, algorithm, options, same):
         np.testing.assert_allclose(fit.noise_error, expected.noise_error, **close)
     loaded = sfvi.load(tmp_path / "server" / "run" / "result", small.model, {})
     np.testing.assert_array_equal(loaded.elbo, fit.elbo)
+    assert loaded.provenance == fit.provenance
+    assert (fit.provenance.engine, fit.provenance.key) == ("deployed", expected.provenance.key)
+    assert fit.provenance.sent == expected.provenance.sent
+    assert fit.provenance.options == expected.provenance.options
 
 
 def test_float32_on_the_wire_of_a_run_in_float64(tmp_path):

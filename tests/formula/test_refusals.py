@@ -9,7 +9,7 @@ import pytest
 
 import sfvi
 from sfvi.errors import DataError, OptionError
-from sfvi.formula import agree, glmm_summary, parsing
+from sfvi.formula import Agreement, Summary, agree, glmm_summary, parsing
 
 from .frames import mixed_table
 
@@ -46,6 +46,8 @@ def changed(**columns):
         ("y ~ B(g)", "B depends on the levels at hand"),
         ("y ~ prop(x, w)", "prop belongs to the left side"),
         ("y ~ x:offset(w)", "an offset stands alone"),
+        ("y ~ offset()", r"offset\(\) takes one column or expression"),
+        ("y ~ offset(x, w)", "takes one column or expression"),
         ("y ~ C(I(x))", "is not understood"),
         ("y ~ g['a']", "chooses a level of the outcome"),
         ("y ~ I((x + w) * 2) + I(x + w * 2)", "Two different terms are both written"),
@@ -70,7 +72,12 @@ def test_formulas(formula, said):
         ("prop(k, n) ~ x", "binomial", changed(), "whole numbers of trials, 1 or more"),
         ("prop(n, k) ~ x", "binomial", SILOS, "successes, from 0 to the trials"),
         ("g ~ x", "bernoulli", SILOS, r"the outcome 'g' holds text.*g\['level'\]"),
-        ("y ~ x", "gaussian", changed(x="tall"), "Column 'x' is numeric in silo 'north' and categoric in silo 'south'"),
+        (
+            "y ~ x",
+            "gaussian",
+            changed(x="tall"),
+            "Column 'x' is numeric in silo 'north' and categorical in silo 'south'",
+        ),
         ("y ~ x", "gaussian", changed(x=pd.Timestamp("2020-01-01")), "Silo 'south': column 'x' is of type datetime"),
         ("y ~ x", "gaussian", changed(x=np.nan), "Silo 'south' has missing values in 12 of 12 rows .*'x' 12"),
         ("y ~ log(x)", "gaussian", changed(x=-1.0), r"Silo 'south': the term log\(x\) is not finite in 12 of 12 rows"),
@@ -120,6 +127,21 @@ def test_a_level_of_a_numeric_outcome():
         sfvi.glmm("k['a'] ~ x", family="bernoulli", silos=SILOS)
 
 
+@pytest.mark.parametrize("term", ["T(g, 'typo')", "C(g, Treatment('typo'))", "S(g, 'typo')", "T(k, 9)"])
+def test_a_reference_that_no_silo_has(term):
+    with pytest.raises(
+        OptionError, match=r"no silo has the level ('typo'|9); column '(g|k)' has ('a', 'b', 'c'|1, 2, 3)"
+    ):
+        sfvi.glmm(f"y ~ {term}", family="gaussian", silos=SILOS)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "3", None, '{"levels": 1}', '{"levels": {}, "orders": {}}'])
+def test_texts_that_are_none_of_ours(text):
+    for kind, said in ((Summary, "text of a Summary"), (Agreement, "text of an Agreement")):
+        with pytest.raises(DataError, match=f"This is not the {said}.*send what to_json made"):
+            kind.from_json(text)
+
+
 def test_silos_that_summarized_something_else():
     one = glmm_summary(TABLE, "y ~ x", family="gaussian")
     other = glmm_summary(TABLE, "y ~ w", family="gaussian")
@@ -139,7 +161,7 @@ def test_a_level_that_was_not_agreed():
     agreement = agree({"a": glmm_summary(TABLE[TABLE["g"] != "c"], "y ~ g", family="gaussian")})
     with pytest.raises(DataError, match="Silo 'late': column 'g' has the level 'c', which was not agreed"):
         sfvi.formula.glmm_arrays(TABLE, agreement, silo="late")
-    with pytest.raises(DataError, match="Silo 'late': column 'g' is numeric, but categoric was agreed"):
+    with pytest.raises(DataError, match="Silo 'late': column 'g' is numeric, but categorical was agreed"):
         sfvi.formula.glmm_arrays(TABLE.assign(g=1), agreement, silo="late")
 
 

@@ -21,7 +21,7 @@ class Code:
 
     def __init__(self, reference: str, folder: str | Path = "."):
         self.reference = reference
-        sys.path[:0] = [path for path in [str(Path(folder).resolve())] if path not in sys.path]
+        look_in(folder)
         found = load_object("model", reference)
         if callable(found) and not isinstance(found, StructuredModel):
             found = found()
@@ -41,6 +41,11 @@ class Code:
         if own != other:
             raise OptionError(f"{reference!r} is not in the model's package {own!r}; put it there.")
         return load_object("algorithm", reference)
+
+
+def look_in(folder: str | Path) -> None:
+    """Have modules looked for in a folder first."""
+    sys.path[:0] = [path for path in [str(Path(folder).resolve())] if path not in sys.path]
 
 
 def load_object(what: str, reference: str) -> Any:

@@ -20,6 +20,7 @@ from ..engines.in_process import all_finite
 from ..engines.logbook import History, Logbook
 from ..errors import DeploymentError, DivergenceError, OptionError, WireError
 from ..posterior import GlobalPosterior
+from ..provenance import provenance, replies
 from ..results import Fit, joined_path, joined_trace, noise_error
 from ..run_checks import best_bound, check_fixed_noise, check_participation
 from . import agreement, plan, wire
@@ -310,9 +311,19 @@ class Server:
             convergence=end.convergence,
             seconds=sum(part.seconds for part in position.done),
             fitted=self.names,
+            provenance=self._provenance(),
         )
         fit.save(self.folder / "result")
         return fit
+
+    def _provenance(self):
+        options: Any = self.spec.chosen(self.code)
+        names = ("name", "until_converged", "disclose_elbo", "min_silos", "wire")
+        settings = {name: getattr(self.spec, name) for name in names}
+        settings |= {"num_rounds": plan.num_rounds(self.spec, options), "model": self.code.hash}
+        found = provenance("deployed", options, self.spec.key, settings)
+        pairs = zip(self.legs, self._broadcasts, strict=True)
+        return found._replace(sent=replies((leg.algorithm, leg.silent_like(like)) for leg, like in pairs))
 
     def _communication(self, done):
         names = [type(leg.algorithm).__name__.removeprefix("Bound") for leg in self.legs]

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..algorithms import SFVI, AlgorithmOptions, FastStart, FixedNoise, SFVIAvg, Sites
@@ -78,30 +79,13 @@ class RunSpec:
             if self.min_silos > len(self.silos):
                 raise OptionError(f"min_silos is {self.min_silos}, but there are {len(self.silos)} silos.")
         if ":" not in self.algorithm:
-            self._built()  # whatever is wrong with it is said now
+            choose(self.algorithm, self.options)  # whatever is wrong with it is said now
         if self.until_converged and not self.disclose_elbo:
             raise OptionError("until_converged needs the ELBO, which silos keep to themselves; set disclose_elbo too.")
 
     def chosen(self, code: Code) -> AlgorithmOptions:
         """The algorithm's options, made here from plain values or found in the model's own package."""
-        if ":" in self.algorithm:
-            if self.options:
-                raise OptionError(f"options have no use beside algorithm {self.algorithm!r}; set them there.")
-            found = code.neighbour(self.algorithm)
-            if isinstance(found, type) or not isinstance(found, AlgorithmOptions):
-                raise OptionError(
-                    f"algorithm: {self.algorithm!r} is a {type(found).__name__}; name an object like sfvi.Sites(...)."
-                )
-            return found
-        return self._built()
-
-    def _built(self):
-        if self.algorithm not in ALGORITHMS:
-            raise OptionError(
-                f"algorithm is {self.algorithm!r}; choose {', '.join(ALGORITHMS)}, or module:object of the model's "
-                "package."
-            )
-        return _build(ALGORITHMS[self.algorithm], self.options)
+        return choose(self.algorithm, self.options, code.neighbour)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -132,6 +116,30 @@ class RunSpec:
     def digest(self) -> str:
         """The same in short."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+def choose(algorithm: str, options: Mapping[str, Any], find: Callable[[str], Any] | None = None) -> AlgorithmOptions:
+    """An algorithm's options from plain values, or those that a module holds.
+
+    Args:
+        algorithm: "SFVI", "SFVIAvg" or "Sites"; or "module:object".
+        options: Of the algorithm, as far as they are numbers or text.
+        find: Gets what "module:object" names.
+    """
+    if ":" in algorithm and find is not None:
+        if options:
+            raise OptionError(f"options have no use beside algorithm {algorithm!r}; set them there.")
+        found = find(algorithm)
+        if isinstance(found, type) or not isinstance(found, AlgorithmOptions):
+            raise OptionError(
+                f"algorithm: {algorithm!r} is a {type(found).__name__}; name an object like sfvi.Sites(...)."
+            )
+        return found
+    if algorithm not in ALGORITHMS:
+        raise OptionError(
+            f"algorithm is {algorithm!r}; choose {', '.join(ALGORITHMS)}, or module:object of the model's package."
+        )
+    return _build(ALGORITHMS[algorithm], options)
 
 
 def _build(kind, options):

@@ -92,17 +92,26 @@ def read(folder: Path) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
 
 
-def at_silo(folder: Path) -> str | None:
-    """One line about a run that a silo takes part in, or None."""
+def all_in(folders: list[Path]) -> list[dict[str, Any]]:
+    """The status of all runs in these folders: those that the server leads, then those that a silo takes part in."""
+    led = [found for folder in folders if (found := read(folder))]
+    return led + [found for folder in folders if (found := _at_silo(folder))]
+
+
+def _at_silo(folder):
     if not (folder / "run.npz").exists():
         return None
     posterior = folder / "posterior.npz"
-    return f"{folder.name}: " + (f"finished, its posterior is in {posterior}" if posterior.exists() else "under way")
+    if posterior.exists():
+        return {"run": folder.name, "state": "finished", "posterior": str(posterior)}
+    return {"run": folder.name, "state": "under way"}
 
 
 def line(status: dict[str, Any]) -> str:
     """One line for a person."""
     parts = [f"{status['run']}: {status.get('state', 'not begun')}"]
+    if "posterior" in status:
+        parts[0] += f", its posterior is in {status['posterior']}"
     if status.get("state") == "stopped":
         parts.append(str(status.get("reason")))
     if "round" in status:

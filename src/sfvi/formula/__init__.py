@@ -1,8 +1,8 @@
 """Mixed models by formula, for silos whose rows may not be pooled."""
 
 from .agreement import Agreement, Moments, Summary, agree, glmm_summary
-from .building import Glmm, glmm, glmm_arrays, glmm_model
-from .fitted import GlmmFit, GlmmSummary
+from .building import Glmm, glmm, glmm_arrays, glmm_groups, glmm_model
+from .fitted import GlmmFit, GlmmSummary, name_groups
 
 __all__ = [
     "Agreement",
@@ -14,6 +14,8 @@ __all__ = [
     "agree",
     "glmm",
     "glmm_arrays",
+    "glmm_groups",
     "glmm_model",
     "glmm_summary",
+    "name_groups",
 ]

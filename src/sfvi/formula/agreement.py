@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pandas as pd
 
-from ..errors import DataError, OptionError
+from ..errors import DataError, OptionError, first_line
 from . import frames, outcomes
 from .frames import Table
-from .parsing import CATEGORICAL, Parsed, is_call, measured, parse, values
+from .parsing import CATEGORICAL, Parsed, chosen_levels, is_call, measured, parse, values
 
 NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?([eE][-+]?\d+)?")
 FEW_LEVELS, MOST_LEVELS = 10, 50  # of a column: fewer may be numbers as text; more must be shared by rows
@@ -62,7 +62,17 @@ class _Sendable:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """From the text that `to_json` made."""
-        content = json.loads(text)
+        try:
+            return cls._read(json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            kind = cls.__name__
+            raise DataError(
+                f"This is not the text of {'an' if kind[0] in 'AEIOU' else 'a'} {kind}, or not all of it "
+                f"({first_line(error)}); send what to_json made."
+            ) from error
+
+    @classmethod
+    def _read(cls, content: Any) -> Self:
         for name in ("levels", "orders"):
             content[name] = {column: tuple(found) for column, found in content[name].items()}
         content["moments"] = {name: Moments(*numbers) for name, numbers in content["moments"].items()}
@@ -82,7 +92,7 @@ class Summary(_Sendable):
         family: As given.
         rows: How many rows take part.
         dropped: How many were left out because of missing values.
-        kinds: Of each column, "numeric" or "categoric".
+        kinds: Of each column, "numeric" or "categorical".
         moments: Count, mean and sum of squared deviations of each numeric variable or expression of the formula.
         levels: The levels that occur in the silo, of each categorical column.
         orders: The levels in their order, of columns whose categories are ordered.
@@ -112,7 +122,7 @@ class Agreement(_Sendable):
         standardize: Whether numeric predictors, and a gaussian outcome, are centred and scaled inside.
         silos: Names of those that agreed.
         rows: Of all silos together.
-        kinds: Of each column, "numeric" or "categoric".
+        kinds: Of each column, "numeric" or "categorical".
         moments: Of each numeric variable or expression, over all silos.
         levels: Of each categorical column, over all silos, in order; the first is the reference.
         orders: Columns whose categories are ordered, with their levels.
@@ -239,7 +249,7 @@ def categorical_column(component: Any, kinds: Mapping[str, str]) -> str | None:
     """The column whose levels make up a component; None if it is numeric."""
     if is_call(component, *CATEGORICAL):
         return component.call.args[0].name
-    return component.name if not hasattr(component, "call") and kinds[component.name] == "categoric" else None
+    return component.name if not hasattr(component, "call") and kinds[component.name] == "categorical" else None
 
 
 def name_of(part: Any) -> str:
@@ -292,5 +302,9 @@ def _check_variation(parsed, kinds, moments, levels):
         column = categorical_column(component, kinds)
         if column is not None and len(levels[column]) < 2:
             raise DataError(f"Column {column!r} has the single level {levels[column][0]!r} in all silos; leave it out.")
+        unknown = [level for level in chosen_levels(component) if level not in levels[column]] if column else []
+        if unknown:
+            known = ", ".join(map(repr, levels[column]))
+            raise OptionError(f"{component.name}: no silo has the level {unknown[0]!r}; column {column!r} has {known}.")
         if column is None and not is_call(component, "offset") and moments[name_of(measured(component))].squares == 0:
             raise DataError(f"{component.name} is the same number in all rows of all silos; leave it out.")

@@ -44,11 +44,7 @@ class Glmm:
         self._given = dict(given or {})
         self.model: StructuredModel = programs.build(self.design, self._priors)
         self.silos = {name: self.design.arrays(table) for name, table in self._tables.items()}
-        within = [block for block in self.design.blocks if block.name != SILO]
-        self.groups = {
-            name: {block.name: self.design.groups(table, block)[0] for block in within}
-            for name, table in self._tables.items()
-        }
+        self.groups = {name: _groups(self.design, table) for name, table in self._tables.items()}
         self.dropped = {name: table.dropped for name, table in self._tables.items()}
 
     @property
@@ -87,7 +83,7 @@ class Glmm:
             **options: Others of `sfvi.fit`.
         """
         found = fitting.fit(self.model, self.silos, key=key, algorithm=algorithm, num_rounds=num_rounds, **options)
-        return GlmmFit(self.agreement, found, self.dropped)
+        return GlmmFit(self.agreement, found, self.dropped, self.groups)
 
     def __repr__(self) -> str:
         agreed = self.agreement
@@ -151,6 +147,25 @@ def glmm_arrays(
     """
     design = Design(agreement)
     return design.arrays(design.read(frame, silo=silo, missing=missing))
+
+
+def glmm_groups(
+    frame: pd.DataFrame, agreement: Agreement, *, silo: str = "this silo", missing: str = "error"
+) -> dict[str, list]:
+    """Ids of one silo's groups by grouping factor, in the order of their effects; they are the silo's own.
+
+    Args:
+        frame: The silo's rows.
+        agreement: What was agreed.
+        silo: The silo's name, for messages.
+        missing: As in `glmm_arrays`.
+    """
+    design = Design(agreement)
+    return _groups(design, design.read(frame, silo=silo, missing=missing))
+
+
+def _groups(design, table):
+    return {block.name: design.groups(table, block)[0] for block in design.blocks if block.name != SILO}
 
 
 def glmm_model(agreement: Agreement, *, priors: Mapping[str, Prior] | None = None) -> StructuredModel:

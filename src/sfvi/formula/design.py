@@ -15,7 +15,7 @@ from ..errors import DataError
 from . import frames, outcomes
 from .agreement import Agreement, Moments, categorical_column, name_of
 from .frames import Table
-from .parsing import SCALERS, SILO, Parsed, environment, is_call, measured, parse, settle
+from .parsing import SCALERS, SILO, Parsed, environment, is_call, measured, parse, settle, variables
 from .recoding import Column, Recoding, recode
 
 
@@ -92,7 +92,33 @@ class Design:
 
     def read(self, frame: pd.DataFrame, *, silo: str, missing: str = "error") -> Table:
         """The rows of a silo that take part; what was not agreed is refused."""
-        table = frames.read(frame, self._parsed, silo=silo, missing=missing)
+        return self._checked(frames.read(frame, self._parsed, silo=silo, missing=missing), silo)
+
+    def read_predictors(self, frame: pd.DataFrame, *, silo: str, outcome: bool) -> Table:
+        """Rows to predict for, whose outcome is not known; for outcomes of a binomial the trials must be there."""
+        trials = outcome and self.outcome.name == "binomial"
+        used = [*self._parsed.components(), *([self._parsed.response.call.args[1]] if trials else [])]
+        wanted = {name for part in used for name in variables(part)}
+        wanted |= {column for block in self.blocks for column in block.group_columns}
+        columns = tuple(column for column in self._parsed.columns if column in wanted)
+        parsed = self._parsed._replace(columns=columns)
+        frames.check(frame, parsed, silo)
+        incomplete = int(np.asarray(frame[list(columns)].isna()).any(axis=1).sum())
+        if incomplete:
+            raise DataError(f"predict: {incomplete} of {len(frame)} rows have missing values; remove or impute them.")
+        return self._checked(frames.read(frame, parsed, silo=silo, missing="error"), silo)
+
+    def predictors(self, table: Table) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """On the original scale: offsets, the columns of the fixed effects, and those of each factor's effects."""
+        offset = sum((_stack([term], table.frame)[:, 0] for term in self._offsets), np.zeros(len(table.frame)))
+        groups = {block.name: _stack(block.terms, table.frame) for block in self.blocks}
+        return offset, _stack(self._terms, table.frame), groups
+
+    def trials(self, table: Table) -> np.ndarray | None:
+        """The trials of a binomial's rows; None in other families."""
+        return outcomes.trials_of(self._parsed.response, table) if self.outcome.name == "binomial" else None
+
+    def _checked(self, table, silo):
         for column, kind in table.kinds.items():
             if kind != self.agreement.kinds[column]:
                 raise DataError(

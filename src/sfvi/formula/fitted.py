@@ -1,5 +1,6 @@
 """A fitted formula: coefficients, ratios, sds and silo effects by name."""
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +9,12 @@ import pandas as pd
 
 from .._types import Key
 from ..errors import OptionError
+from ..posterior import SiloPosterior
 from ..results import Fit
 from .agreement import Agreement
 from .design import Design
 from .parsing import SILO
+from .predicting import Groups, check_kind, linear_predictor, outcome_draws, tabulate
 from .priors import correlation_names, sd_name
 
 
@@ -22,12 +25,24 @@ class GlmmFit:
         agreement: What the silos agreed on.
         fit: The fit of the structured model, for everything else: posteriors, draws, files.
         dropped: How many rows of each silo were left out because of missing values, if that is known.
+        groups: For each silo that is here and each grouping factor the ids of its groups, as `glmm_groups` gives them.
+            They name effects in the silo's own summaries, find them again for predictions, and stay in the silo.
     """
 
-    def __init__(self, agreement: Agreement, fit: Fit, dropped: Mapping[str, int] | None = None):
+    def __init__(
+        self,
+        agreement: Agreement,
+        fit: Fit,
+        dropped: Mapping[str, int] | None = None,
+        groups: Mapping[str, Groups] | None = None,
+    ):
         self.design = Design(agreement)
         self.fit = fit
         self.dropped = dict(dropped or {})
+        self._groups = dict(groups or {})
+        for name, found in self._groups.items():
+            if name in fit.silo_names:
+                name_groups(fit.silo(name), found)
 
     def __repr__(self) -> str:
         return f"<GlmmFit of {self.design.agreement.formula}: {self.fit!r}>"
@@ -40,8 +55,7 @@ class GlmmFit:
             num_samples: Draws behind the tables; a fifth of them for each silo's own effects.
             key: Of the draws.
         """
-        if not isinstance(level, float) or not 0 < level < 1:
-            raise OptionError(f"level is {level!r}; give a number between 0 and 1.")
+        _check_level(level)
         design, quantiles = self.design, ((1 - level) / 2, (1 + level) / 2)
         draws = {name: np.asarray(d, np.float64) for name, d in self.fit.posterior.sample(key, num_samples).items()}
         beta = dict(zip(design.labels, draws["beta"].T, strict=True)) if design.columns else {}
@@ -65,6 +79,46 @@ class GlmmFit:
             _table(extra, quantiles),
             self._silos(quantiles, num_samples, key),
         )
+
+    def predict(
+        self,
+        rows: pd.DataFrame,
+        *,
+        silo: str | None,
+        kind: str = "mean",
+        level: float = 0.95,
+        num_samples: int = 1000,
+        key: Key | int = 0,
+    ) -> pd.DataFrame:
+        """Predict for new rows: mean, sd and interval of each, by draws of all that is uncertain.
+
+        Groups that the silo did not have, and all effects of a silo that took no part, are drawn from the population;
+        rows of one new group share its effects.
+
+        Args:
+            rows: With the columns of the formula's right side, complete; the outcome is not needed.
+            silo: The silo that the rows belong to, whose posterior must be here; None for one that took no part.
+            kind: "mean" for the outcome's mean, of a binomial the probability; "outcome" for new outcomes.
+            level: Of the intervals, between quantiles.
+            num_samples: Draws.
+            key: Of the draws.
+        """
+        _check_level(level)
+        check_kind(kind, num_samples)
+        table = self.design.read_predictors(rows, silo=silo or "new", outcome=kind == "outcome")
+        posterior = self.fit.posterior if silo is None else self.fit.silo(silo)
+        groups = {} if silo is None else self._groups_of(silo)
+        eta, drawn = linear_predictor(self.design, table, posterior, groups, num_samples=num_samples, key=key)
+        return tabulate(outcome_draws(self.design, table, eta, drawn, kind, key), level, rows.index)
+
+    def _groups_of(self, silo):
+        within = [block.name for block in self.design.blocks if block.name != SILO]
+        if within and silo not in self._groups:
+            raise OptionError(
+                f"predict: which effects belong to which groups of silo {silo!r} is not known here; give GlmmFit "
+                "groups=, from sfvi.formula.glmm_groups."
+            )
+        return {SILO: [SILO], **self._groups.get(silo, {})}
 
     def _silos(self, quantiles, num_samples, key):
         """Effects of the silos themselves, of those whose posteriors are here."""
@@ -103,15 +157,38 @@ class GlmmSummary:
         self.notes = [f"{agreed.formula}, {agreed.family} family, {agreed.rows} rows in {len(agreed.silos)} silos"]
         self.notes += left_out(fitted.dropped)
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """What is global, by title; tables without rows are left out."""
+        parts = {"Coefficients": self.coefficients, "Groups": self.sds, "Family": self.family}
+        return {title: table for title, table in parts.items() if len(table)}
+
     def __repr__(self) -> str:
-        parts = {
-            "Coefficients": self.coefficients,
-            "Groups": self.sds,
-            "Family": self.family,
-            "Silos": self.silos,
-        }
-        shown = [f"{title}:\n{_text(table)}" for title, table in parts.items() if len(table)]
+        parts = self.tables | ({"Silos": self.silos} if len(self.silos) else {})
+        shown = [f"{title}:\n{_text(table)}" for title, table in parts.items()]
         return "\n".join([*self.notes, *shown])
+
+
+def name_groups(silo: SiloPosterior, groups: Groups) -> None:
+    """Have a silo's own summaries, ArviZ data and report call its groups by their ids, which are in no file.
+
+    Args:
+        silo: The silo's posterior.
+        groups: Ids of its groups, by factor.
+    """
+    model, shared = copy.copy(silo.shared.model), copy.copy(silo.shared)
+    ids = {f"groups({factor})": [_label(group) for group in found] for factor, found in groups.items()}
+    model.coords, shared.model = {**model.coords, **ids}, model
+    silo.shared = shared  # labels only, and only here: the global posterior has none of them
+
+
+def _label(group):
+    return ":".join(map(str, group)) if isinstance(group, tuple) else group
+
+
+def _check_level(level):
+    if not isinstance(level, float) or not 0 < level < 1:
+        raise OptionError(f"level is {level!r}; give a number between 0 and 1.")
 
 
 def left_out(dropped: Mapping[str, int]) -> list[str]:

@@ -17,7 +17,7 @@ class Table(NamedTuple):
     Attributes:
         silo: The silo's name, for messages.
         frame: Numbers as floats, categories as they are.
-        kinds: Of every column that is computed with, "numeric" or "categoric".
+        kinds: Of every column that is computed with, "numeric" or "categorical".
         orders: Levels of columns whose categories are ordered.
         dropped: How many rows were left out because of missing values.
     """
@@ -40,7 +40,7 @@ def read(frame: pd.DataFrame, parsed: Parsed, *, silo: str, missing: str) -> Tab
     """
     if missing not in MISSING:
         raise OptionError(f"missing is {missing!r}; choose 'error' or 'drop'.")
-    _check(frame, parsed, silo)
+    check(frame, parsed, silo)
     needed: Any = frame[list(parsed.columns)]
     complete = ~needed.isna().any(axis=1).to_numpy()
     if missing == "error" and not complete.all():
@@ -86,14 +86,15 @@ def group_ids(table: Table, columns: tuple[str, ...]) -> tuple[list, np.ndarray]
     return ids, codes.astype(np.int32)
 
 
-def _check(frame, parsed, silo):
+def check(frame: pd.DataFrame, parsed: Parsed, silo: str) -> None:
+    """Refuse what is no table, or lacks columns of the formula."""
     if not isinstance(frame, pd.DataFrame):
         raise DataError(f"Silo {silo!r} has a {type(frame).__name__}; give a pandas DataFrame, one row an observation.")
     for column in parsed.columns:
         if column not in frame.columns:
             known = ", ".join(map(str, frame.columns))
             raise DataError(f"Silo {silo!r} has no column {column!r}, which the formula uses; its columns are {known}.")
-        if (frame.columns == column).sum() > 1:
+        if list(frame.columns).count(column) > 1:
             raise DataError(f"Silo {silo!r} has several columns named {column!r}; keep one.")
     if SILO in frame.columns and any(block.name == SILO for block in parsed.blocks):
         raise DataError(
@@ -108,11 +109,11 @@ def _kind(column: pd.Series, silo: str) -> str:
     ):
         return "numeric"
     if isinstance(column.dtype, pd.CategoricalDtype):
-        return "categoric"
+        return "categorical"
     if pd.api.types.infer_dtype(column) == "boolean":
         return "numeric"
     if pd.api.types.is_string_dtype(column):
-        return "categoric"
+        return "categorical"
     raise DataError(
         f"Silo {silo!r}: column {column.name!r} is of type {column.dtype} with {pd.api.types.infer_dtype(column)} "
         "values; give numbers, text or categories."
@@ -126,7 +127,7 @@ def _ordered(column: pd.Series) -> bool:
 def _converted(column: pd.Series, kind: str | None) -> Any:
     if kind == "numeric":
         return column.astype(float)
-    return pd.Series([_plain(value) for value in column], dtype=object) if kind == "categoric" else column
+    return pd.Series([_plain(value) for value in column], dtype=object) if kind == "categorical" else column
 
 
 def _plain(value: Any) -> Any:

@@ -89,7 +89,7 @@ def _outcome(response, table):
                 f"{response.name}[{level!r}] chooses a level, but the column is numeric; write {response.name}."
             )
         return (table.frame[response.name] == level).to_numpy(float)
-    if not hasattr(response, "call") and table.kinds[response.name] == "categoric":
+    if not hasattr(response, "call") and table.kinds[response.name] == "categorical":
         raise DataError(
             f"Silo {table.silo!r}: the outcome {response.name!r} holds text or categories; for one of its levels write "
             f"{response.name}['level'] ~ ..."
@@ -97,20 +97,20 @@ def _outcome(response, table):
     return values(response.call if hasattr(response, "call") else response, table.frame).astype(float)
 
 
+def trials_of(response: Any, table: Table) -> np.ndarray:
+    """The trials of a binomial outcome, checked."""
+    trials = values(response.call.args[1], table.frame).astype(float)
+    bad, should = ~_is_count(trials) | (trials < 1), "have whole numbers of trials, 1 or more"
+    _refuse(bad, trials, response.name, should, OUTCOMES["binomial"], table.silo)
+    return trials.astype(np.int32)
+
+
 def _binomial(response, table):
-    successes, trials = (values(arg, table.frame).astype(float) for arg in response.call.args)
-    outcome = OUTCOMES["binomial"]
-    _refuse(
-        ~_is_count(trials) | (trials < 1),
-        trials,
-        response.name,
-        "have whole numbers of trials, 1 or more",
-        outcome,
-        table.silo,
-    )
-    bad = ~_is_count(successes) | (successes > trials)
-    _refuse(bad, successes, response.name, "have whole numbers of successes, from 0 to the trials", outcome, table.silo)
-    return successes.astype(np.int32), trials.astype(np.int32)
+    trials = trials_of(response, table)
+    successes = values(response.call.args[0], table.frame).astype(float)
+    bad, should = ~_is_count(successes) | (successes > trials), "have whole numbers of successes, from 0 to the trials"
+    _refuse(bad, successes, response.name, should, OUTCOMES["binomial"], table.silo)
+    return successes.astype(np.int32), trials
 
 
 def _is_count(numbers):

@@ -96,6 +96,14 @@ def variables(component: Any) -> list[str]:
     return [node.name for node in _nodes(component.call) if _kind(node) == "LazyVariable" and node.name not in CODINGS]
 
 
+def chosen_levels(component: Any) -> list[Any]:
+    """Levels that a categorical component names, as `T(x, 'a')` does."""
+    if not hasattr(component, "call"):
+        return []
+    _, *others = [*component.call.args, *component.call.kwargs.values()]
+    return [node.value for other in others for node in _nodes(other) if _kind(node) == "LazyValue"]
+
+
 def measured(component: Any) -> Any:
     """The part of a numeric component whose mean and sd are agreed: what a scaler is applied to, else all of it."""
     if is_call(component, "offset", *SCALERS):
@@ -220,15 +228,13 @@ def _check_term(term):
                 )
         elif is_call(component, *CATEGORICAL):
             _check_categorical(component)
-        elif is_call(component, *SCALERS):
+        elif is_call(component, "offset", *SCALERS):
             call = component.call
             if len(call.args) != 1 or call.kwargs:
                 raise OptionError(f"{component.name} takes one column or expression and nothing else.")
-            _check_elementwise(call.args[0], component.name)
-        elif is_call(component, "offset"):
-            if len(term.components) > 1:
+            if call.callee == "offset" and len(term.components) > 1:
                 raise OptionError(f"{component.name} is part of an interaction; an offset stands alone.")
-            _check_elementwise(component.call.args[0], component.name)
+            _check_elementwise(call.args[0], component.name)
         else:
             _check_elementwise(component.call, component.name)
 

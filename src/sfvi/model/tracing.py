@@ -1,4 +1,4 @@
-"""Running a NumPyro program on given latents; with `centring.py` the only module that uses effect handlers."""
+"""Running a NumPyro program on given latents; with `centring.py` and `graph.py` all that uses effect handlers."""
 
 import re
 import warnings
@@ -247,21 +247,21 @@ def outputs(recorded: Trace) -> dict[str, Array]:
 
 def output_dims(recorded: Trace) -> dict[str, list[str | None]]:
     """For each output the names of its dimensions: those of plates are known, the others None."""
-    dims = {}
-    for name, site in recorded.items():
-        if not _is_output(site):
-            continue
-        shape = jnp.shape(site["value"])
-        names: list[str | None] = [None] * len(shape)
-        for frame in site["cond_indep_stack"]:
-            if site["type"] == "sample":
-                axis = len(shape) - len(site["fn"].event_shape) + frame.dim
-            else:  # a deterministic site does not say which of its dimensions are batch
-                axis = next((i for i, n in enumerate(shape) if n == frame.size), None)
-            if axis is not None:
-                names[axis] = frame.name
-        dims[name] = names
-    return dims
+    return {name: site_dims(site) for name, site in recorded.items() if _is_output(site)}
+
+
+def site_dims(site: dict[str, Any]) -> list[str | None]:
+    """Names of the dimensions of a site's value: those of plates are known, the others None."""
+    shape = jnp.shape(site["value"])
+    names: list[str | None] = [None] * len(shape)
+    for frame in site["cond_indep_stack"]:
+        if site["type"] == "sample":
+            axis = len(shape) - len(site["fn"].event_shape) + frame.dim
+        else:  # a deterministic site does not say which of its dimensions are batch
+            axis = next((i for i, n in enumerate(shape) if n == frame.size), None)
+        if axis is not None:
+            names[axis] = frame.name
+    return names
 
 
 def fingerprint(program: Callable, args: tuple) -> str:

@@ -19,12 +19,13 @@ from jax.scipy.stats import norm
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.optim import optax_to_numpyro
 
-from sfvi import SFVI, StructuredModel
-from sfvi.data import split_units
-from sfvi.engines import batching, loop
-from sfvi.families import block
-from sfvi.zoo import logistic_mixed_model
-from sfvi.zoo.logistic_mixed import population, silo
+from ..algorithms import SFVI
+from ..data import split_units
+from ..engines import batching, loop
+from ..families import block
+from ..model import StructuredModel
+from ..zoo import logistic_mixed_model
+from ..zoo.logistic_mixed import population, silo
 
 SCALE = 0.1  # initial standard deviation of every latent
 SPLIT_SEED = 1
@@ -86,6 +87,7 @@ def hand_tuned(data: Data, *, steps: int, optimizer: optax.GradientTransformatio
 
 
 def initial_params(units: int) -> dict[str, jax.Array]:
+    """The same beginning for everyone."""
     return {
         "loc": jnp.zeros(5),
         "log_scale": jnp.full(5, np.log(SCALE), jnp.float32),
@@ -97,11 +99,13 @@ def initial_params(units: int) -> dict[str, jax.Array]:
 
 
 def draw_noise(index, units):
+    """Of a step: for the global latents, and for the units."""
     global_key, unit_key = jax.random.split(jax.random.fold_in(jax.random.key(0), index))
     return jax.random.normal(global_key, (5,)), jax.random.normal(unit_key, (units,))
 
 
 def ascend(optimizer, params, opt_state, noise, data):
+    """One step up the ELBO."""
     loss, gradient = jax.value_and_grad(lambda params: -elbo(params, noise, data))(params)
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), -loss
@@ -125,10 +129,12 @@ def elbo(params, noise, data):
 
 
 def triangle(lower):
+    """A lower triangle with ones on its diagonal."""
     return jnp.tril(lower, -1) + jnp.eye(5)
 
 
 def unit_mean(params, z):
+    """Means of the units' effects, given the global latents."""
     return params["unit_loc"] + (z - params["loc"]) @ params["coupling"]
 
 
@@ -154,10 +160,10 @@ def _pooled_model(data):
 
 def _guide(data):
     units = len(data["x"])
-    params = {name: numpyro.param(name, value) for name, value in initial_params(units).items()}
+    params: dict[str, Any] = {name: numpyro.param(name, value) for name, value in initial_params(units).items()}
     scale_tril = jnp.exp(params["log_scale"])[:, None] * triangle(params["lower"])
     joint = dist.MultivariateNormal(params["loc"], scale_tril=scale_tril)
-    z = numpyro.sample("z", joint, infer={"is_auxiliary": True})
+    z: Any = numpyro.sample("z", joint, infer={"is_auxiliary": True})
     numpyro.sample("beta", dist.Delta(z[:4], event_dim=1))
     numpyro.sample("omega", dist.Delta(z[4]))
     with numpyro.plate("children", units):

@@ -1,16 +1,15 @@
 """What one step costs, SFVI against the others, measured side by side."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from sfvi.data import six_cities
-
-from . import contestants, datasets
+from ..data import six_cities
+from . import contestants
 from .contestants import Contestant
 
 HAND = "hand-written loop, pooled"
@@ -73,10 +72,25 @@ class Comparison(NamedTuple):
         )
 
 
-def compare(effort: Effort) -> list[Comparison]:
-    """Measure all contestants on six cities, in float32, for each number of silos that has a target."""
-    if jax.config.jax_enable_x64:
-        raise SystemExit("The comparison is made in float32; unset JAX_ENABLE_X64.")
+def even_sizes(total: int, num_silos: int) -> list[int]:
+    """Cut `total` into sizes that differ by at most one."""
+    small, larger = divmod(total, num_silos)
+    return [small + 1] * larger + [small] * (num_silos - larger)
+
+
+def compare(effort: Effort, *, numbers: Sequence[int] = tuple(TARGETS), stacked: bool = True) -> list[Comparison]:
+    """Measure all contestants on six cities, in float32, for each number of silos.
+
+    Args:
+        effort: How much is measured.
+        numbers: Of silos.
+        stacked: Whether SFVI with silos stacked takes part too.
+    """
+    with jax.enable_x64(False):
+        return _compare(effort, numbers, stacked)
+
+
+def _compare(effort, numbers, stacked):
     data = six_cities()
     # The step size falls to zero, so that estimators of different variance end at the same ELBO.
     schedule = optax.cosine_decay_schedule(PEAK_STEP_SIZE, (effort.repetitions + 1) * effort.steps)
@@ -87,12 +101,11 @@ def compare(effort: Effort) -> list[Comparison]:
         NUMPYRO: contestants.numpyro_svi(data, **options),
     }
     comparisons = []
-    for num_silos in TARGETS:
-        sizes = [300, 237] if num_silos == 2 else datasets.even_sizes(len(data["x"]), num_silos)
-        federated = {
-            MERGED: contestants.federated(data, sizes, merge=True, **options),
-            STACKED: contestants.federated(data, sizes, merge=False, **options),
-        }
+    for num_silos in numbers:
+        sizes = [300, 237] if num_silos == 2 else even_sizes(len(data["x"]), num_silos)
+        federated = {MERGED: contestants.federated(data, sizes, merge=True, **options)}
+        if stacked:
+            federated[STACKED] = contestants.federated(data, sizes, merge=False, **options)
         comparisons.append(Comparison(num_silos, measure(pooled | federated, effort)))
     return comparisons
 

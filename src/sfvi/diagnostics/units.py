@@ -1,0 +1,122 @@
+r"""Whether each unit's $q(z_i \mid z_G)$ is its posterior: a k-hat for every unit, which stays in the silo."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+import pandas as pd
+
+from .._compile import on_one_thread
+from .._random import as_key
+from .._types import Key
+from ..enhanced import weigh_units
+from .importance import smooth
+from .verdicts import Trust, say
+
+if TYPE_CHECKING:
+    from ..posterior import SiloPosterior
+
+OFF = 0.3  # sds, or log sds, by which a unit's posterior may be off
+FEW, MOST = 0.05, 0.25  # shares of units that are off: fine, and still doubtful
+MANY = 2000  # units whose k-hat is computed; of more, evenly spread ones
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitsCheck:
+    """The check "units". It says something of every unit, so it belongs to the silo.
+
+    Attributes:
+        trust: How far to trust the units' posteriors.
+        verdict: Why.
+        table: A row for each unit looked at: its plate and position; k-hat of its weights; how far the weighted mean is
+            from that of the posterior as it is sampled, in sds, and the log ratio of the sds, of the latent that is
+            furthest off.
+        threshold: A good k-hat is not larger.
+    """
+
+    trust: Trust
+    verdict: str
+    table: pd.DataFrame = dataclasses.field(repr=False)
+    threshold: float
+    name: str = "units"
+
+
+def check_units(silo: "SiloPosterior", *, key: Key | int = 0, num_draws: int = 512) -> UnitsCheck | None:
+    """Weigh draws of every unit at the center of the global posterior; None if units cannot be told apart.
+
+    Args:
+        silo: The silo's posterior.
+        key: Of the draws.
+        num_draws: Of each unit.
+    """
+    data, shared = silo.data, silo.shared.shared
+    groups = data.program.layout.groups
+    if not groups or not data.program.separates(shared.theta, data):
+        return None
+
+    @on_one_thread
+    def run(key, shared, local, data):
+        z_global = shared.family.center
+        own = None if local.silo is None else local.silo.mean(z_global - z_global)
+        noise = {
+            group.plate.name: jax.random.normal(
+                jax.random.fold_in(key, position), (num_draws, group.block, group.plate.size), z_global.dtype
+            )
+            for position, group in enumerate(groups)
+        }
+        draws, (_, log_weights) = weigh_units(data, shared, local, z_global, own, noise)
+        return draws, log_weights
+
+    draws, log_weights = run(as_key(key), shared, silo.family, data)
+    rows = []
+    for plate in log_weights:
+        z, weights = (np.asarray(part[plate], np.float64) for part in (draws, log_weights))
+        units = np.unique(np.linspace(0, z.shape[2] - 1, min(z.shape[2], MANY)).astype(int))
+        rows += [
+            [plate, unit, *_look(z[:, :, unit], weights[:, unit], silo.shared.bound.draws_of_units)] for unit in units
+        ]
+    threshold = float(min(1 - 1 / np.log10(num_draws), 0.7))
+    table = pd.DataFrame(rows, columns=["plate", "unit", "k_hat", "shift of mean, in sds", "log ratio of sds"])
+    trust, why = _judge(table, threshold)
+    return UnitsCheck(trust, say(trust, why), table, threshold)
+
+
+def _look(draws, log_weights, num_choices):
+    """k-hat of one unit, and how far its posterior as sampled, one of `num_choices` draws, is from the weighted."""
+    weights, k_hat = smooth(log_weights)
+    mean, sd = _moments(draws, weights)
+    whole = len(draws) // num_choices * num_choices
+    grouped = log_weights[:whole].reshape(-1, num_choices)
+    within = np.exp(grouped - grouped.max(1, keepdims=True))
+    sampled = (within / within.sum(1, keepdims=True)).ravel() / len(grouped)
+    own_mean, own_sd = _moments(draws[:whole], sampled)
+    shift, stretch = (mean - own_mean) / own_sd, np.log(sd / own_sd)
+    return k_hat, shift[np.argmax(np.abs(shift))], stretch[np.argmax(np.abs(stretch))]
+
+
+def _moments(draws, weights):
+    mean = weights @ draws
+    return mean, np.sqrt(np.maximum(weights @ (draws - mean) ** 2, np.finfo(float).tiny))
+
+
+def _judge(table, threshold) -> tuple[Trust, str]:
+    total, heavy = len(table), int((table["k_hat"] > threshold).sum())
+    shift, stretch = (table[column].abs() for column in ("shift of mean, in sds", "log ratio of sds"))
+    off = (shift > OFF) | (stretch > OFF) | (table["k_hat"] > 1)
+    counted = f"k-hat is above {threshold:.2f} in {heavy} of {total} units; "
+    if off.mean() <= FEW:
+        return "fine", f"{counted}{_count(off)} of them are off by more than {OFF:g} sd or have one above 1."
+    example = table.loc[np.maximum(shift, stretch).idxmax()]
+    named = f"most in {example['plate']!r} number {example['unit']}"
+    advice = "use families.block(within='full') or bounds.locally_enhanced with more draws"
+    if off.mean() <= MOST:
+        return "doubtful", f"{counted}{_count(off)} are off by more than {OFF:g} sd or have one above 1, {named}."
+    return (
+        "do not trust",
+        f"{counted}{_count(off)} are off by more than {OFF:g} sd or have one above 1, {named}: {advice}.",
+    )
+
+
+def _count(off):
+    return f"{int(off.sum())}" if off.any() else "none"

@@ -1,0 +1,132 @@
+"""Checks that stay in a silo, and what ArviZ receives."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import sfvi
+from sfvi import bounds, families
+
+
+def population():
+    return numpyro.sample("mu", dist.Normal(0.0, 2.0))
+
+
+def counts(mu, data):
+    with numpyro.plate("units", data["y"].shape[0]):
+        b = numpyro.sample("b", dist.Normal(mu, 0.5))
+        with numpyro.handlers.mask(mask=data["seen"]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(b)), obs=data["y"])
+
+
+def data(n=40, *, spread=0.5, seed=0):
+    generator = np.random.default_rng(seed)
+    y = generator.poisson(np.exp(1 + spread * generator.normal(size=n)))
+    seen = np.arange(n) % 5 != 0
+    return {"y": np.where(seen, y, 1000), "seen": seen}
+
+
+def fitted(**options):
+    model = sfvi.StructuredModel(population, counts, coords={"units": [f"u{i}" for i in range(40)]})
+    return sfvi.fit(model, {"a": data(**options)}, key=0, num_rounds=1500)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return fitted()
+
+
+def test_a_good_silo_is_fine(fit):
+    found = fit.silo("a").diagnose(num_samples=500)
+    assert [check.name for check in found.checks] == ["units", "predictive"]
+    assert found.trust == "fine", str(found)
+    table = found["predictive"].table
+    real = data()
+    assert table.loc[("y", "largest"), "data"] == real["y"][real["seen"]].max()  # masked values do not count
+    assert list(found["predictive"].disclosed()) == ["p"]
+    assert len(found["units"].table) == 40
+
+
+def test_data_that_the_model_does_not_make():
+    found = fitted(spread=2.5).silo("a").diagnose(num_samples=500)
+    assert found["predictive"].trust == "do not trust", str(found)
+
+
+def test_a_wrong_family_of_units_is_noticed():
+    """Two latents of which the data tell only the sum: independent Gaussians are far too narrow."""
+
+    def silo(mu, data):
+        with numpyro.plate("units", data["y"].shape[0]):
+            b = numpyro.sample("b", dist.Normal(mu, 1.0).expand([2]).to_event(1))
+            numpyro.sample("y", dist.Normal(b.sum(-1), 0.3), obs=data["y"])
+
+    model, options = sfvi.StructuredModel(population, silo), {"bound": bounds.elbo(), "init_scale": 0.3}
+    trust = {}
+    for within in ("diagonal", "full"):
+        algorithm = sfvi.SFVI(local_family=families.block(within=within), **options)
+        fit = sfvi.fit(model, {"a": {"y": np.arange(5.0)}}, key=0, num_rounds=3000, algorithm=algorithm)
+        trust[within] = fit.silo("a").diagnose(num_samples=100)["units"].trust
+    assert trust == {"diagonal": "do not trust", "full": "fine"}
+
+
+def test_the_predictive_check_is_seen_only_if_the_silo_agrees(fit):
+    assert "predictive, a" not in str(fit.diagnose(num_samples=200))
+    shown = fit.diagnose(num_samples=200, disclose=["a"])
+    assert shown["predictive, a"].trust == "fine"
+
+
+def test_without_the_silos_the_server_says_what_it_cannot_know(fit, tmp_path):
+    fit.save(tmp_path)
+    found = sfvi.load(tmp_path, fit.posterior.model, {}).diagnose()
+    assert [check.name for check in found.checks] == ["convergence"]
+    assert "the data of 'a' are not here" in str(found)
+
+
+def test_groups_for_arviz(fit):
+    exported = fit.silo("a").to_arviz(num_samples=300, key=1)
+    assert set(exported.groups()) == {
+        "posterior",
+        "sample_stats",
+        "posterior_predictive",
+        "log_likelihood",
+        "observed_data",
+    }
+    assert exported["observed_data"]["y"].dims == ("units",)
+    assert list(exported["log_likelihood"]["y"].coords["units"].values[:2]) == ["u0", "u1"]
+    b, y = exported["posterior"]["b"].values[0], data()
+    expected = np.where(y["seen"], dist.Poisson(np.exp(b)).log_prob(y["y"]), 0.0)
+    np.testing.assert_allclose(exported["log_likelihood"]["y"].values[0], expected, rtol=1e-6)
+    mu = exported["posterior"]["mu"].values[0]
+    lp = dist.Normal(0, 2).log_prob(mu) + dist.Normal(mu[:, None], 0.5).log_prob(b).sum(1) + expected.sum(1)
+    np.testing.assert_allclose(exported["sample_stats"]["lp"].values[0], lp, rtol=1e-6)
+    only = fit.silo("a").to_arviz(num_samples=50, groups=["posterior"])
+    assert only.groups() == ["posterior"]
+    with pytest.raises(sfvi.OptionError, match="'prior'"):
+        fit.silo("a").to_arviz(groups=["prior"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_arviz_plots_and_statistics_work(fit):
+    import arviz
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    exported = fit.silo("a").to_arviz(num_samples=200)
+    plots = ("trace", "posterior", "forest", "pair", "ppc", "autocorr", "density", "violin", "ecdf", "rank", "ess")
+    for plot in plots:
+        options = {"var_names": ["mu"]} if plot not in ("pair", "ppc", "ecdf") else {}
+        if plot == "pair":
+            options = {"var_names": ["mu", "b"], "coords": {"units": ["u0"]}}
+        target = exported["posterior"]["mu"].values.ravel() if plot == "ecdf" else exported
+        getattr(arviz, f"plot_{plot}")(target, **options)
+        plt.close("all")
+    loo = arviz.loo(exported, pointwise=True)
+    arviz.plot_khat(loo)
+    arviz.plot_loo_pit(exported, y="y")
+    plt.close("all")
+    assert np.isfinite(arviz.waic(exported).elpd_waic)
+    assert len(arviz.summary(fit.posterior.to_arviz(num_samples=100))) == 1
