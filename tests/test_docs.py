@@ -1,18 +1,28 @@
-"""Code in the README and the guides runs as printed; long runs of the guides with a tenth of the rounds and steps."""
+"""Code in the README and in the pages runs as printed; long runs of the pages with a tenth of the rounds and steps."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import sfvi
+
 ROOT = Path(__file__).parents[1]
-LONG = "sfvi.FixedNoise("  # a block that takes as long as all others, to compile
+LONG = ("sfvi.FixedNoise(", "families.flow(")  # blocks that take as long as all others, to compile
+BLOCK = re.compile(r'```python(?: title="(.*?)")?\n(.*?)```', re.DOTALL)
+MODULES = ("bounds", "data", "families", "zoo", "formula", "algorithms", "baselines", "deploy", "diagnostics")
 
 
 def blocks(document):
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    return [code for name, code in BLOCK.findall((ROOT / document).read_text()) if not name]
 
 
 def shorter(code):
-    return re.sub(r"(num_rounds|num_local_steps)=(\d{2,})0\b", r"\1=\2", code)
+    return re.sub(r"(num_rounds|num_local_steps|num_draws)=(\d{2,})0\b", r"\1=\2", code)
 
 
 def run(codes, document):
@@ -29,28 +39,101 @@ def test_the_example_of_the_readme(float32, capsys):
     assert "b[299]" in printed
 
 
-def test_the_guide(float32, capsys):
-    run([shorter(code) for code in blocks("docs/guide.md") if LONG not in code], "docs/guide.md")
-    printed = capsys.readouterr().out
-    for expected in ("<Fit: 4 silos, 200 rounds, bound with 10 draws", "tau", "bias", "effect[p0]"):
-        assert expected in printed
-
-
-def test_mixed_models_by_formula(float32, capsys):
-    run([shorter(code) for code in blocks("docs/glmm.md")], "docs/glmm.md")
-    printed = capsys.readouterr().out
-    for expected in (
+PAGES = {
+    "start": ("<Fit: 2 silos, 300 rounds, bound with 10 draws", "frailty[0]", "Sites      12", "'effect', 'intercept'"),
+    "guide": ("<Fit: 2 silos, 200 rounds, bound with 10 draws", "tau", "bias", "effect[p0]", "Sites       3"),
+    "zoo": ("(60, 3)",),
+    "privacy": ("the server reads x = 1.70, y = -0.40", "computed by many"),
+    "extending/family": ("and it is 4", "<GlobalPosterior of beta, tau: StudentT>"),
+    "extending/algorithm": ("<Fit: 2 silos, 300 rounds, ELBO",),
+    "glmm": (
         "rows left out because of missing values: 1 in hungarian, 2 in switzerland, 57 in va",
         "T(chest_pain, 'none')[typical]",
         "odds ratio",
         "switzerland 1",
         "HalfNormal(1)",
         '"levels": {"chest_pain": ["atypical", "none", "other", "typical"]}',
-    ):
+    ),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page(page, float32, capsys):
+    document = f"docs/{page}.md"
+    run([shorter(code) for code in blocks(document) if not any(long in code for long in LONG)], document)
+    printed = capsys.readouterr().out
+    for expected in PAGES[page]:
         assert expected in printed
 
 
-def test_the_guide_on_fixed_noise(float32, capsys):
-    first, *others = blocks("docs/guide.md")
-    run([shorter(code) for code in (first, *others) if code is first or LONG in code], "docs/guide.md")
+def test_the_long_blocks_of_the_guide(float32, capsys):
+    first, second, *others = blocks("docs/guide.md")
+    chosen = [first, second, *(code for code in others if any(long in code for long in LONG))]
+    run([shorter(code) for code in chosen], "docs/guide.md")
     assert "bias of mean, in sds" in capsys.readouterr().out
+
+
+def test_answers_to_mistakes_are_those_printed(float32, capsys):
+    document = "docs/from_numpyro.md"
+    run([shorter(code) for code in blocks(document)], document)
+    printed = capsys.readouterr().out
+    answers = re.findall(r"```text\n(.*?)\n```", (ROOT / document).read_text(), re.DOTALL)
+    assert len(answers) == 6
+    for answer in answers:
+        assert answer in printed
+
+
+def test_spoiled_fits_are_found_out(float32, capsys):
+    run(blocks("docs/diagnostics.md"), "docs/diagnostics.md")  # its rounds are short, and their number matters
+    printed = capsys.readouterr().out
+    assert "['b.html', 'server.html']" in printed
+    levels = re.findall(r"^(Fine|Doubtful|Do not trust)\.$", printed, re.MULTILINE)
+    assert len(levels) == 5
+    assert levels[0] == "Fine"
+    assert "Fine" not in levels[1:]
+
+
+def test_an_engine_over_a_folder(tmp_path, monkeypatch, capsys):
+    document = "docs/extending/engine.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, code in BLOCK.findall((ROOT / document).read_text()):
+        if name:
+            (tmp_path / name).write_text(code)
+    run(blocks(document), document)
+    sys.modules.pop("shared_folder")
+    assert "posterior.npz" in capsys.readouterr().out
+
+
+def test_the_tutorial(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_X64", "0")
+    notebook = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = shorter(cell.source)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+
+def documented():
+    """Names that the reference shows, those of whole modules too."""
+    names = set()
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        names |= set(re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE))
+    return names
+
+
+def public():
+    """All names of `__all__`, but for modules whose own names are listed."""
+    for module in ("sfvi", *(f"sfvi.{name}" for name in MODULES)):
+        for name in getattr(importlib.import_module(module), "__all__", ()):
+            if name not in MODULES:
+                yield module, name
+
+
+def test_the_reference_is_complete():
+    shown = documented()
+    at_top = {name.removeprefix("sfvi.") for name in shown}  # sfvi.SFVI is sfvi.algorithms.SFVI too
+    missing = [
+        f"{m}.{n}" for m, n in public() if not {m, f"{m}.{n}"} & shown and not (n in sfvi.__all__ and n in at_top)
+    ]
+    assert missing == []

@@ -60,6 +60,7 @@ THOROUGH = (
     "parity/test_partition_invariance.py::test_any_split_gives_the_same_trajectory[7-merged]",
     "parity/test_partition_invariance.py::test_any_split_gives_the_same_trajectory[7-stacked]",
     "test_docs.py::test_the_long_blocks_of_the_guide",
+    "test_docs.py::test_the_tutorial",
     "test_enhanced_bound.py::test_doubly_reparameterized_gradient_has_low_variance",
     "test_fast_start.py::test_cuts_the_steps_to_a_given_elbo",
     "test_fast_start.py::test_resumes_in_either_stage",

@@ -53,10 +53,14 @@ class Federation:
         self.processes = {}
         self.port = free_port()
         common = ["--app-dir", str(app_dir), "--model", model, "--precision", precision]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        policy = self.folder / "policy.toml"
+        policy.write_text('disclose = ["num_units", "theta", "elbo"]\n')
+        rules = ["--policy", str(policy)]
         self._commands = {
             "server": [*SFVI, "server", "start", "--kit", str(self.kits / "server"), *common],
             **{
-                name: [*SFVI, "silo", "start", "--kit", str(self.kits / name), "--data", data, *common]
+                name: [*SFVI, "silo", "start", "--kit", str(self.kits / name), "--data", data, *rules, *common]
                 for name in self.silos
             },
         }

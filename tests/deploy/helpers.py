@@ -7,9 +7,11 @@ from sfvi.deploy.server import Server
 from sfvi.deploy.silo import Silo
 from sfvi.deploy.spec import RunSpec
 from sfvi.deploy.wire import Wire
+from sfvi.privacy import Policy
 
 from . import small
 
+OPEN = Policy(disclose=("num_units", "theta", "elbo"))
 EXACT = Wire(broadcast="float64", reply="float64")
 
 
@@ -21,8 +23,8 @@ def code():
     return Code("tests.deploy.small:model")
 
 
-def make_silos(folder, names=tuple(small.SIZES), load=small.load):
-    return {name: Silo(name, code(), load(name), folder / name) for name in names}
+def make_silos(folder, names=tuple(small.SIZES), load=small.load, policy=OPEN):
+    return {name: Silo(name, code(), load(name), folder / name, policy) for name in names}
 
 
 def spec(**options):

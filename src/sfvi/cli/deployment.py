@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,6 +37,9 @@ FlowerKit = Annotated[Path, typer.Option(help="The kit, from `sfvi flower init`.
 Model = Annotated[str, typer.Option(help="The model, as module:object.")]
 Data = Annotated[str, typer.Option(help="A .csv or .parquet file, or module:function called with the silo's name.")]
 Folder = Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the kit.")]
+PolicyFile = Annotated[
+    Path | None, typer.Option("--policy", help="A TOML file with what may leave the silo.", exists=True, dir_okay=False)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -91,6 +94,7 @@ def silo_start(
     app_dir: AppDir = Path(),
     folder: Folder = None,
     precision: Precision = "float32",
+    policy: PolicyFile = None,
     check_only: Annotated[bool, typer.Option("--check-only", help="Check model and data, start nothing.")] = False,
 ) -> None:
     """Check the silo's data, then start it; it takes part in runs until it is stopped."""
@@ -105,6 +109,7 @@ def silo_start(
         data=data,
         unit_ids=unit_ids,
         precision=precision,
+        policy=policy,
     )
     mine.configure()
     print(f"silo {mine.name}: model {model} ({mine.silo().code.hash[:12]}), data are fine")
@@ -153,6 +158,7 @@ def flower_silo(
     unit_ids: UnitIds = None,
     app_dir: AppDir = Path(),
     precision: Precision = "float32",
+    policy: PolicyFile = None,
     port: Annotated[
         int, typer.Option(help="For its own processes; another for each silo of one machine.", min=1, max=65535)
     ] = 9094,
@@ -160,7 +166,8 @@ def flower_silo(
     """Check the silo's data and print the Flower command for it."""
     from ..deploy.flower import sites
 
-    mine = sites.prepare(folder, model=model, app_dir=app_dir, data=data, unit_ids=unit_ids, precision=precision)
+    about: dict[str, Any] = {"data": data, "unit_ids": unit_ids, "precision": precision, "policy": policy}
+    mine = sites.prepare(folder, model=model, app_dir=app_dir, **about)
     mine.configure()
     print(f"silo {mine.name}: model {model} ({mine.silo().code.hash[:12]}), data are fine\n")
     sites.install(folder, mine)

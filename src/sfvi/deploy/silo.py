@@ -5,6 +5,8 @@ crash of either side, gives the same reply and is applied once. What must outliv
 the answer leaves (`mark`).
 """
 
+import contextlib
+import hashlib
 import logging
 import os
 from pathlib import Path
@@ -27,6 +29,7 @@ from ..families import Amortized
 from ..network_identity import network_identity
 from ..objectives import Shared
 from ..posterior import GlobalPosterior, SiloPosterior
+from ..privacy import Audit, Gate, Policy
 from ..run_checks import (
     check_centred_sites,
     check_fixed_noise,
@@ -46,6 +49,7 @@ from .spec import RunSpec
 log = logging.getLogger("sfvi")
 RUN_KIND = "run at a silo"
 POSTERIOR = "posterior.npz"
+AUDIT = "audit.jsonl"
 
 
 class Silo:
@@ -56,14 +60,18 @@ class Silo:
         code: The model.
         source: Its data.
         folder: Where it remembers; a folder for each run.
+        policy: What may leave it; by default what `Policy()` says.
     """
 
-    def __init__(self, name: str, code: Code, source: SiloInput, folder: Path):
+    def __init__(self, name: str, code: Code, source: SiloInput, folder: Path, policy: Policy | None = None):
         self.name, self.code, self.folder = name, code, Path(folder)
+        self.gate = Gate(Policy() if policy is None else policy, Audit(self.folder / AUDIT))
+        self.gate.check_model(code.hash)
         model = code.model
         self.data = model.silo_data(name, source.data, unit_ids=source.unit_ids, num_units=source.num_units)
         theta = model.initial_theta(jax.random.key(0), {name: self.data})
         check_support(theta, {name: self.data}, batching.plan(model, {name: self.data}, theta, merge=False))
+        self.gate.check_data(self.data, theta)
         self._run: _Run | None = None
 
     def handle(self, request: bytes) -> bytes:
@@ -74,10 +82,22 @@ class Silo:
             message = decode(request, limit=max(limit, agreement.JOIN_LIMIT))
             run, step = message.run, message.step
             fields, arrays = self._answer(message)
-            return encode(Message(message.kind, run, self.code.hash, step, fields, arrays))
+            answer = encode(Message(message.kind, run, self.code.hash, step, fields, arrays))
+            about = {
+                "run": run,
+                "model": self.code.hash,
+                "step": step,
+                "size": len(answer),
+                "request": _digest(message),
+            }
+            self.gate.leave(message.kind, fields, arrays, **about)
+            return answer
         except Exception as error:
             log.error("refused: %s", error, exc_info=None if isinstance(error, SfviError) else error)
-            return refusal(scrubbed(error), run, step)
+            reason = scrubbed(error)
+            with contextlib.suppress(RefusalError):  # a record that cannot be kept is a reason to refuse already
+                self.gate.audit.refused(run=run, step=step, reason=reason)
+            return refusal(reason, run, step)
 
     def _answer(self, message):
         if message.model != self.code.hash:
@@ -98,6 +118,8 @@ class Silo:
         if spec.name != message.run or self.name not in spec.silos:
             raise WireError(f"the run {spec.name!r} does not name silo {self.name!r}")
         options: Any = spec.chosen(self.code)
+        about = {"silos": spec.silos, "discloses_elbo": spec.disclose_elbo, "model": self.code.hash}
+        self.gate.check_run(algorithm=spec.algorithm, rounds=plan.num_rounds(spec, options), **about)
         mine = {self.name: self.data}
         theta = self.code.model.initial_theta(as_key(spec.key), mine)
         check_centred_sites(self.code.model, mine)
@@ -118,7 +140,8 @@ class Silo:
                 )
         log.info("run %s: %s asks to join (attempt %d)", spec.name, spec.algorithm, message.fields["attempt"])
         network = network_identity(options.local_family, {self.name: self.data})
-        return agreement.Joined(float(self.data.num_units), groups, tangled, network, theta).write()
+        units = float(self.data.num_units) if "num_units" in self.gate.policy.disclose else 1.0
+        return agreement.Joined(units, groups, tangled, network, theta).write()
 
     def _begin(self, message):
         """Take what all have agreed on."""
@@ -298,6 +321,19 @@ class _Run:
         handed = eqx.filter_eval_shape(leg.algorithm.elbo.start_local, self.data)
         residual = eqx.filter_eval_shape(lambda tree: ravel_pytree(tree)[0], silent)
         return start, handed, residual
+
+
+def _digest(message):
+    """What a reply depends on beside the silo's own state: the same question, the same answer."""
+    parts = [
+        message.run,
+        str(message.step),
+        *(f"{name}{a.dtype}{a.shape}" for name, a in sorted(message.arrays.items())),
+    ]
+    digest = hashlib.blake2b("|".join(parts).encode(), digest_size=16)
+    for _, array in sorted(message.arrays.items()):
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def refusal(reason: str, run: str = "", step: int = -1) -> bytes:

@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 
 from ..errors import DeploymentError, OptionError
+from ..privacy import Policy
 from . import data
 from .code import Code
 from .ledger import read_json, write_text
@@ -40,6 +41,7 @@ class Site:
         unit_ids: The column with the units' ids.
         folder: Where runs are kept.
         precision: "float32" or "float64".
+        policy: Of a silo: a file with what may leave it, see `privacy/policy.py`; None for the usual.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Site:
     data: str | None = None
     unit_ids: str | None = None
     precision: str = "float32"
+    policy: str | None = None
 
     def __post_init__(self):
         if self.precision not in PRECISIONS:
@@ -86,7 +89,9 @@ class Site:
         """The silo with its data, checked."""
         assert self.data is not None
         code = self.code()
-        return Silo(self.name, code, data.read(self.name, self.data, unit_ids=self.unit_ids), Path(self.folder))
+        policy = None if self.policy is None else Policy.read(self.policy)
+        source = data.read(self.name, self.data, unit_ids=self.unit_ids)
+        return Silo(self.name, code, source, Path(self.folder), policy)
 
 
 def read(path: str | os.PathLike) -> Site:

@@ -28,6 +28,7 @@ def prepare(
     data: str | None = None,
     unit_ids: str | None = None,
     precision: str = "float32",
+    policy: Path | None = None,
 ) -> site.Site:
     """Check a kit and say what its site is; nothing is written."""
     name = kits.check(kit, role=role)
@@ -39,6 +40,7 @@ def prepare(
         data=str(Path(data).resolve()) if data and Path(data).suffix.lower() in site.data.READERS else data,
         unit_ids=unit_ids,
         precision=precision,
+        policy=None if policy is None else str(policy.resolve()),
     )
 
 

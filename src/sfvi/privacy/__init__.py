@@ -1,0 +1,7 @@
+"""What may leave a silo: the policy that it sets itself, and the record of what left."""
+
+from .audit import Audit
+from .gate import Gate
+from .policy import Policy
+
+__all__ = ["Audit", "Gate", "Policy"]

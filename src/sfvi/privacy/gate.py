@@ -1,0 +1,137 @@
+"""The one door of a silo: what does not fit the policy does not leave."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import RefusalError
+from ..model import SiloData
+from ..model.observed import observations
+from .audit import Audit
+from .policy import Policy
+
+# What the answers to each question may hold: names of fields, and beginnings of names of arrays.
+CONTENTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
+    "join": ({"num_units", "groups", "tangled", "network", "theta"}, ("theta.",)),
+    "begin": ({"versions"}, ()),
+    "start": (set(), ()),
+    "round": ({"elbo"}, ("reply", "index", "values")),
+    "finish": ({"theta"}, ("theta.",)),
+}
+
+
+class Gate:
+    """A policy, and the record of what passed.
+
+    Args:
+        policy: What may leave.
+        audit: Where it is recorded.
+    """
+
+    def __init__(self, policy: Policy, audit: Audit):
+        self.policy, self.audit = policy, audit
+
+    def check_model(self, model: str) -> None:
+        """Refuse a model that is not allowed."""
+        allowed = self.policy.models
+        if allowed is not None and not any(model.startswith(text) for text in allowed):
+            raise RefusalError("its policy does not allow this model; show its silo the code, and have the hash added")
+
+    def check_run(self, *, algorithm: str, silos: Sequence[str], discloses_elbo: bool, rounds: int, model: str) -> None:
+        """Refuse a run that the policy does not allow, before anything has left.
+
+        Args:
+            algorithm: Which one.
+            silos: All who take part.
+            discloses_elbo: Whether the run asks for the silos' terms of the bound.
+            rounds: At most.
+            model: The hash of its code.
+        """
+        self.check_model(model)
+        policy = self.policy
+        if policy.algorithms is not None and algorithm not in policy.algorithms:
+            raise RefusalError(f"its policy allows {', '.join(policy.algorithms) or 'no algorithm'}, not {algorithm}")
+        if len(set(silos)) < policy.min_silos:
+            raise RefusalError(f"its policy asks for at least {policy.min_silos} silos in a run")
+        if discloses_elbo and "elbo" not in policy.disclose:
+            raise RefusalError("its policy does not allow its ELBO to be told; run without disclose_elbo")
+        if policy.max_rounds is not None and rounds > policy.max_rounds:
+            raise RefusalError(f"its policy allows {policy.max_rounds} rounds, not {rounds}")
+        self._check_rounds(model)
+
+    def check_data(self, data: SiloData, theta: Mapping[str, Any]) -> None:
+        """Refuse to take part with too few units, or with units that have too few observations."""
+        policy = self.policy
+        layout = data.program.layout
+        sizes = [group.plate.size for group in layout.groups]
+        counted = sizes or [plate.size for plate in layout.plates]
+        if min(counted, default=1) < policy.min_units:
+            raise RefusalError(f"it has fewer units than its policy asks for ({policy.min_units})")
+        if theta and "theta" not in policy.disclose:
+            raise RefusalError("its policy does not allow its program's parameters to be told")
+        if policy.min_rows > 0 and sizes and rows_per_unit(data, theta) < policy.min_rows:
+            raise RefusalError(f"a unit has fewer observations than its policy asks for ({policy.min_rows})")
+
+    def leave(
+        self,
+        kind: str,
+        fields: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        *,
+        run: str,
+        model: str,
+        step: int,
+        size: int,
+        request: str,
+    ) -> None:
+        """Let a message out, or refuse; what leaves is recorded before.
+
+        Args:
+            kind: Of the message.
+            fields: Its JSON part.
+            arrays: Its numbers.
+            run: Of which run.
+            model: The hash of its code.
+            step: Number of the step.
+            size: Bytes.
+            request: Digest of what it answers.
+        """
+        self.check_model(model)
+        if kind not in CONTENTS:
+            raise RefusalError(f"its policy knows no message of kind {kind!r}")
+        may, beginnings = CONTENTS[kind]
+        odd = sorted(set(fields) - may) + sorted(name for name in arrays if not name.startswith(beginnings or "\0"))
+        if "elbo" in fields and "elbo" not in self.policy.disclose:
+            odd.append("elbo")
+        if odd:
+            raise RefusalError(f"its policy does not allow {odd[0]!r} to leave")
+        if kind == "round" and request not in self.audit.replies(model):
+            self._check_rounds(model)
+        digest = request if kind == "round" else ""
+        self.audit.sent(
+            kind=kind, run=run, model=model, step=step, fields=fields, arrays=arrays, size=size, request=digest
+        )
+
+    def _check_rounds(self, model):
+        most = self.policy.max_rounds
+        if most is not None and len(self.audit.replies(model)) >= most:
+            raise RefusalError(f"its policy allows {most} replies about this model, and all of them were given")
+
+
+def rows_per_unit(data: SiloData, theta: Mapping[str, Any]) -> int:
+    """The fewest observations that a unit with latents of its own has."""
+    counted = {group.plate.name: np.zeros(group.plate.size, int) for group in data.program.layout.groups}
+    ends = np.cumsum([0, *(group.plate.size for group in data.program.layout.groups)])
+    for site, seen in observations(data, dict(theta)).items():
+        plate = next((name for name in seen.dims if name in counted), None)
+        if plate is not None:
+            axis = seen.dims.index(plate)
+            counted[plate] += np.moveaxis(seen.counts, axis, 0).reshape(len(counted[plate]), -1).sum(1)
+        elif site in data.owners:
+            owners = np.asarray(data.owners[site])
+            weights = seen.counts.reshape(*owners.shape, -1).sum(-1).ravel()
+            totals = np.bincount(owners.ravel(), weights, minlength=ends[-1] + 1).astype(int)
+            for (name, rows), start in zip(counted.items(), ends[:-1], strict=True):
+                counted[name] = rows + totals[start : start + len(rows)]
+    return min((int(rows.min()) for rows in counted.values() if len(rows)), default=0)

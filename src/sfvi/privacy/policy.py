@@ -1,0 +1,80 @@
+"""A silo's own rules about what may leave it, from a file that only the silo writes.
+
+    models = ["9f2c41d07a3b"]    # hashes of the model's code, as `sfvi silo start` prints them; without: any
+    algorithms = ["SFVI", "Sites"]  # without: any
+    disclose = ["num_units", "theta"]  # beside replies; "elbo" is not told unless it stands here
+    max_rounds = 2000            # replies in all runs of one model together; without: any number
+    min_units = 20               # fewer units than these take part in nothing
+    min_rows = 3                 # observations of each unit with latents of its own, at least
+    min_silos = 3                # in a run: with two, each can subtract itself from a sum
+
+A run that the policy does not allow is refused when it asks to join, before anything else has left; a message that
+holds anything else than it may is not sent. What the file does not know, or cannot be read, is refused too.
+"""
+
+import dataclasses
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+
+TOLD = ("num_units", "theta", "elbo")
+HASH = 12  # characters of a hash at least
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+    """See above; the defaults are those of a silo without a file.
+
+    Args:
+        models: Beginnings of the allowed hashes of models' code; None for whatever the silo itself has installed.
+        algorithms: Allowed algorithms; None for all.
+        disclose: What may be told beside replies: "num_units" (else the silo says 1), "theta" (starting and final
+            values of its program's parameters; without it programs with parameters are refused), "elbo".
+        max_rounds: Different replies, over all runs of a model; None for any number.
+        min_units: Units of the silo at least.
+        min_rows: Observations of each unit with latents at least.
+        min_silos: Silos of a run at least.
+    """
+
+    models: tuple[str, ...] | None = None
+    algorithms: tuple[str, ...] | None = None
+    disclose: tuple[str, ...] = ("num_units", "theta")
+    max_rounds: int | None = None
+    min_units: int = 1
+    min_rows: int = 0
+    min_silos: int = 1
+
+    def __post_init__(self):
+        for name in ("models", "algorithms", "disclose"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, tuple) and all(isinstance(text, str) for text in value)):
+                raise OptionError(f"policy: {name} is {value!r}; give a list of texts.")
+        for text in self.models or ():
+            if len(text) < HASH:
+                raise OptionError(f"policy: models holds {text!r}; give at least {HASH} characters of the hash.")
+        odd = sorted(set(self.disclose) - set(TOLD))
+        if odd:
+            raise OptionError(f"policy: disclose holds {odd[0]!r}; choose among {', '.join(TOLD)}.")
+        for name, least in (("max_rounds", 0), ("min_units", 0), ("min_rows", 0), ("min_silos", 1)):
+            value: Any = getattr(self, name)
+            if value is None and name == "max_rounds":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise OptionError(f"policy: {name} is {value!r}; give a whole number of at least {least}.")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> "Policy":
+        """Read a TOML file; whatever is not understood is an error."""
+        try:
+            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise OptionError(f"The policy {str(path)!r} cannot be read: {error}.") from error
+        known = [field.name for field in dataclasses.fields(cls)]
+        odd = sorted(set(found) - set(known))
+        if odd:
+            raise OptionError(f"The policy {str(path)!r} has {odd[0]!r}; known are {', '.join(known)}.")
+        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in found.items()}
+        return cls(**values)
