@@ -168,6 +168,13 @@ def _simulate(model, silos, key):
         observed = [site for site, message in as_given.items() if is_observed(message)]
         free = handlers.uncondition(known.program.program)
         drawn = handlers.trace(handlers.seed(free, seeds[1])).get_trace(*args)
+        for site in observed:
+            there, made = (np.shape(found[site]["value"]) for found in (as_given, drawn))
+            if there != made:
+                raise ModelError(
+                    f"Site {site!r} of silo {name!r} observes {there}, but its distribution makes {made}; put it into "
+                    "a plate, or expand the distribution, to calibrate."
+                )
         data[name] = {"given": silos[name], "simulated": {site: np.asarray(drawn[site]["value"]) for site in observed}}
     return truth, data
 
@@ -177,14 +184,16 @@ def _judge(ranks, z_scores, failed):
     p_values = pd.Series({label: stats.chisquare(count).pvalue for label, count in counts.items()}, dtype=float)
     if p_values.empty:
         return Calibration("do not trust", "Do not trust: every fit diverged.", ranks, z_scores, p_values, failed)
-    smallest, label = float(p_values.min() * len(p_values)), str(p_values.idxmin())
+    errors = pd.Series({label: stats.chi2.sf((z_scores[label] ** 2).sum(), len(z_scores)) for label in z_scores})
+    combined = pd.concat([p_values, errors], axis=1).min(axis=1)  # errors show sooner that posteriors are too narrow
+    smallest, label = float(combined.min() * 2 * len(combined)), str(combined.idxmin())
     spread, bias = float(z_scores[label].std()), float(z_scores[label].mean())
     shape = f"means are {bias:+.2f} sd off on average, errors are {spread:.2f} times what the posteriors say"
     trust: Trust = "fine" if smallest > LIMITS[0] else "doubtful" if smallest > LIMITS[1] else "do not trust"
     if trust == "fine":
-        why = f"ranks of the truth are uniform in {len(ranks)} simulations (smallest p {p_values.min():.2f}, {label})."
+        why = f"ranks of the truth are uniform in {len(ranks)} simulations (smallest p {combined.min():.2f}, {label})."
     else:
-        why = f"ranks of {label!r} are not uniform in {len(ranks)} simulations (p {p_values.min():.1g}): {shape}."
+        why = f"{label!r} is not calibrated in {len(ranks)} simulations (p {combined.min():.1g}): {shape}."
     if failed:
         trust = "do not trust" if failed > 0.05 * (failed + len(ranks)) else trust
         why = f"{failed} of {failed + len(ranks)} fits diverged; {why}"

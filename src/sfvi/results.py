@@ -16,7 +16,7 @@ from ._types import Key, Theta
 from .convergence import Check, Convergence
 from .diagnostics import Check as DiagnosticCheck
 from .diagnostics import Diagnosis
-from .diagnostics.importance import check_importance
+from .diagnostics.importance import check_importance, check_size
 from .diagnostics.optimum import check_optimum
 from .diagnostics.predictive import check_predictive
 from .diagnostics.rounds import check_rounds
@@ -133,10 +133,11 @@ class Fit:
 
         Args:
             key: Of all draws.
-            num_samples: Draws of the global latents.
+            num_samples: Draws of the global latents, at least 100.
             num_draws: Draws of each unit's latents, at each of them; a power of two.
             disclose: Silos that let the verdict of their posterior predictive check be seen here.
         """
+        check_size(num_samples)
         unknown = [name for name in disclose if name not in self._silos]
         if unknown or isinstance(disclose, str):
             raise OptionError(f"disclose is {disclose!r}; give a list of silos among {', '.join(self._silos)}.")
@@ -146,14 +147,21 @@ class Fit:
             note = f"optimum, importance: not checked, since the data of {absent[0]!r}"
             note += f" and {len(absent) - 1} more silos are not here." if absent[1:] else " are not here."
             return Diagnosis(tuple(checks), (note,))
-        checks.append(check_optimum(self.posterior, self._silos, key=key, num_samples=num_samples))
-        silos = self._silos.items()
-        found = {n: s.evidence(key=key, num_samples=num_samples, num_draws=num_draws) for n, s in silos}
-        checks.append(check_importance(self.posterior, found, key=key))
+        notes = []
+        if not self.posterior.model.population.layout.size:
+            notes.append("optimum, importance: not checked, since there are no global latents.")
+        else:
+            if self.posterior.bound.over == "everything":
+                notes.append("optimum: not checked, since all latents are weighted together (importance_weighted).")
+            else:
+                checks.append(check_optimum(self.posterior, self._silos, key=key, num_samples=num_samples))
+            silos = self._silos.items()
+            found = {n: s.evidence(key=key, num_samples=num_samples, num_draws=num_draws) for n, s in silos}
+            checks.append(check_importance(self.posterior, found, key=key))
         for name in disclose:
             one = check_predictive(self._silos[name], key=key)
-            checks.append(dataclasses.replace(one, name=f"predictive, {name}"))
-        return Diagnosis(tuple(checks))
+            checks.append(dataclasses.replace(one, name=f"predictive, {name}", table=one.disclosed()))
+        return Diagnosis(tuple(checks), tuple(notes))
 
     def report(self, path: str | os.PathLike, *, diagnosis: Diagnosis | Literal[False] | None = None) -> None:
         """Write the server's report: one HTML file of the model, the posterior, its diagnosis and what left the silos.

@@ -40,7 +40,7 @@ def test_exact_posteriors_are_calibrated():
 def test_fits_that_stop_at_the_start_are_not():
     found = calibrate(num_rounds=1, num_simulations=20)
     assert found.trust == "do not trust"
-    assert "not uniform" in found.verdict
+    assert "'mu' is not calibrated in 20 simulations" in found.verdict
 
 
 def test_what_has_no_prior_is_refused():

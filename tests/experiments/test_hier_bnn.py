@@ -16,8 +16,10 @@ splits = [{ silos = 2, batch = 20, local_steps = 5, train_rows = 60, test_rows =
 share = 0.9
 steps = 5
 step_size = 0.01
+init_scale = 0.02
 rounds = 2
 local_step_size = 0.002
+local_init_scale = 0.05
 refit_steps = 2
 """
 
@@ -76,6 +78,7 @@ def test_scores_of_rules_that_are_known():
 @pytest.mark.parametrize(("change", "match"), [({"seeds": ()}, "at least one"), ({"splits": ()}, "at least one")])
 def test_bad_settings(change, match):
     options = {"dataset": "mnist", "seeds": (0,), "splits": (Split(2, 10, 1),), "share": 0.9, "steps": 1}
-    options |= {"step_size": 0.1, "rounds": None, "local_step_size": 0.1, "refit_steps": 1}
+    options |= {"step_size": 0.1, "init_scale": 0.1, "rounds": None, "local_step_size": 0.1, "refit_steps": 1}
+    options |= {"local_init_scale": 0.1}
     with pytest.raises(ValueError, match=match):
         HierBnnExperiment(**options | change)

@@ -66,8 +66,8 @@ def evidence(
         np.asarray(_log_marginals(k, shared, local, data, part, num_draws, separate), np.float64)
         for k, part in ((first, noise), (second, noise[:TWICE]))
     ]
-    gaps = both[0][:TWICE] - both[1]
-    return Evidence(both[0], float(np.sqrt(np.mean(gaps**2) / 2)))
+    gaps = (both[0][:TWICE] - both[1])[np.isfinite(both[0][:TWICE]) & np.isfinite(both[1])]
+    return Evidence(both[0], float(np.sqrt(np.mean(gaps**2) / 2)) if len(gaps) else float("inf"))
 
 
 @on_one_thread
@@ -113,7 +113,12 @@ def _log_marginals(key, shared, local, data, noise, num_draws, separate):
 
 
 def shifted_normal(key: Key, num_draws: int, block: int, units: int, dtype) -> Float[Array, "draws block units"]:
-    """Standard normals from a Sobol sequence, shifted at random for each unit: each point by itself is exact."""
+    """Standard normals from a Sobol sequence, shifted at random for each unit: each point by itself is exact.
+
+    With more latents than the sequence has dimensions they are independent.
+    """
+    if block > qmc.Sobol.MAXDIM:
+        return jax.random.normal(key, (num_draws, block, units), dtype)
     sequence = jnp.asarray(qmc.Sobol(block, scramble=False).random(num_draws), dtype)
     uniform = (sequence[:, :, None] + jax.random.uniform(key, (block, units), dtype)) % 1.0
     tiny = jnp.finfo(dtype).eps / 2

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SHIFT, STRETCH = 0.2, 0.2  # of means in sds and of log sds, that do not matter
 NOISE = 1.0  # of a log weight, above which the silos' integrals say nothing
+ALIKE = 0.9  # share of effective draws above which weights are nearly the same
+FEWEST = 100  # draws in whose weights a tail can be seen
 SHOWN = 200  # coordinates beyond which no table of shifts is made
 
 
@@ -41,7 +43,8 @@ class ImportanceCheck:
     Attributes:
         trust: How far to trust the global posterior.
         verdict: Why.
-        k_hat: Shape of the weights' tail; above `threshold` the posterior is not to be trusted.
+        k_hat: Shape of the weights' tail; above `threshold` the posterior is not to be trusted, or doubtful if its
+            draws weigh nearly the same.
         threshold: For this number of draws.
         effective_draws: So many draws of the posterior itself would be worth as much as the weighted ones.
         noise: Standard deviation of the log weights' error from integrating out the silos' latents.
@@ -97,21 +100,36 @@ def check_importance(
     if not sizes or len(set(sizes.values())) > 1:
         raise OptionError(f"The silos' evidence must be of the same draws, at least one silo's; there are {sizes}.")
     size = next(iter(sizes.values()))
+    check_size(size)
     log_weights, z_global = _log_weights(posterior, key, size)
     log_weights = log_weights + sum(part.log_marginals for part in evidence.values())
     noise = float(np.sqrt(sum(part.noise**2 for part in evidence.values())))
-    if not np.isfinite(log_weights).all():
-        odd = [name for name, part in evidence.items() if not np.isfinite(part.log_marginals).all()]
-        where = f"in silo {odd[0]!r}" if odd else "of the population program"
-        raise OptionError(f"The log density {where} is not finite at draws of the posterior; nothing can be weighed.")
-    weights, k_hat = smooth(log_weights)
     threshold = float(min(1 - 1 / np.log10(size), 0.7))
+    if not _can_be_weighed(log_weights):
+        odd = [name for name, part in evidence.items() if not _can_be_weighed(part.log_marginals)]
+        where = f"in silo {odd[0]!r}" if odd else "of the population program"
+        why = f"the log density {where} is not finite at draws of the posterior, so that nothing can be weighed."
+        same, nan = np.full(size, 1 / size), float("nan")
+        said = say("do not trust", why)
+        return ImportanceCheck("do not trust", said, np.inf, threshold, nan, noise, same, None, posterior, as_key(key))
+    weights, k_hat = smooth(log_weights)
     effective = float(1 / np.sum(weights**2))
     shifts = _shifts(posterior, z_global, weights) if z_global.shape[1] <= SHOWN else None
     trust, why = _judge(k_hat, threshold, effective, size, noise, shifts)
     return ImportanceCheck(
         trust, say(trust, why), k_hat, threshold, effective, noise, weights, shifts, posterior, as_key(key)
     )
+
+
+def check_size(num_samples: int) -> None:
+    """Refuse so few draws that they would say nothing."""
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < FEWEST:
+        raise OptionError(f"num_samples is {num_samples!r}; give at least {FEWEST}, in fewer no tail can be seen.")
+
+
+def _can_be_weighed(log_weights):
+    """Whether they are numbers, some of them finite: a draw that the model excludes has weight zero."""
+    return bool(np.all(log_weights < np.inf) and np.any(np.isfinite(log_weights)))
 
 
 def smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
@@ -153,12 +171,22 @@ def _shifts(posterior, z_global, weights):
 
 def _judge(k_hat, threshold, effective, size, noise, shifts) -> tuple[Trust, str]:
     figures = f"k-hat is {k_hat:.2f} (at most {threshold:.2f} is good)"
-    if noise > NOISE:
+    if not noise <= NOISE:
         return "doubtful", (
             f"the silos' latents could not be integrated out well enough to tell (a log weight is uncertain by "
             f"{noise:.1f}); give more num_draws."
         )
-    if k_hat > threshold:
+    hardly, words = False, ""
+    if shifts is not None:
+        moved, stretched = (float(shifts[column].abs().max()) for column in shifts)
+        names = [shifts[column].abs().idxmax() for column in shifts]
+        words = (
+            f"means move by at most {moved:.2f} sd ({names[0]}), sds by {100 * np.expm1(stretched):.0f}% ({names[1]})"
+        )
+        hardly = moved <= SHIFT and stretched <= STRETCH
+    if k_hat > threshold and hardly and k_hat <= 1 and effective >= ALIKE * size:
+        return "doubtful", f"{figures}, so tails of the posterior are heavier than q's, but weighted {words}."
+    if not k_hat <= threshold:
         return "do not trust", (
             f"{figures}: q(z_G) misses a part of the posterior; use a richer global_family (full, flow), more draws in "
             "the bound, or run longer."
@@ -166,12 +194,9 @@ def _judge(k_hat, threshold, effective, size, noise, shifts) -> tuple[Trust, str
     worth = f"{effective:,.0f} of {size:,} draws are effective"
     if shifts is None:
         return "fine", f"{figures}; {worth}."
-    moved, stretched = (shifts[column].abs() for column in shifts)
-    most = f"means move by at most {moved.max():.2f} sd ({moved.idxmax()})"
-    spread = f"sds by {100 * np.expm1(stretched.max()):.0f}% ({stretched.idxmax()})"
-    if moved.max() > SHIFT or stretched.max() > STRETCH:
-        return "doubtful", f"{figures}, but weighted draws differ: {most}, {spread}; use check.resample()."
-    return "fine", f"{figures}; {worth}; weighted, {most}, {spread}."
+    if not hardly:
+        return "doubtful", f"{figures}, but weighted draws differ: {words}; use check.resample()."
+    return "fine", f"{figures}; {worth}; weighted, {words}."
 
 
 def _systematic(key, weights, num_samples):

@@ -1,10 +1,10 @@
 r"""Whether the bound is at its maximum: its gradient there, in units of posterior sds.
 
 Let every coordinate of $z_G$ be moved by $a$ sds and stretched by $e^b$. At a maximum the bound's gradient in $(a, b)$
-is zero; elsewhere $\Sigma g$ is about the way there in the means (a Newton step, with $q$'s own covariance for that of
-the posterior) and $g_b / 2$ in the log sds. Silos add their parts of the gradient, so one more exchange does.
-It needs no history, and it holds whatever algorithm ended there: SFVI-Avg ends beside the maximum, and a step size that
-has fallen to zero stops anywhere.
+is zero; elsewhere Newton steps, with $q$'s own correlations $R$ for those of the posterior, are about the way there:
+$R g_a$ in the means and $(I + R \circ R^{-1})^{-1} g_b$ in the log sds. Silos add their parts of the gradient, so one
+more exchange does. It needs no history, and it holds whatever algorithm ended there: SFVI-Avg ends beside the maximum,
+and a step size that has fallen to zero stops anywhere.
 """
 
 import dataclasses
@@ -22,11 +22,12 @@ from .._random import as_key
 from .._types import GlobalVec, Key, Scalar
 from ..algorithms import SFVI, Elbo, local_params
 from ..families import AbstractGlobalFamily
-from .verdicts import Trust, say
+from .verdicts import Trust, percent, say
 
 if TYPE_CHECKING:
     from ..posterior import GlobalPosterior, SiloPosterior
 
+MOST = 2 * 10**7  # numbers in the draws of all coordinates; with very many coordinates draws are fewer
 SMALL, LARGE = 0.1, 0.3  # sds, or log sds, away from the maximum: below is fine, above is not
 
 
@@ -97,10 +98,10 @@ def check_optimum(
         num_samples: Draws.
     """
     run_key = as_key(key)
-    noise = posterior.noise(run_key, num_samples)
-    total = np.asarray(_server(posterior, noise), np.float64)
+    noise = posterior.noise(run_key, min(num_samples, max(100, MOST // posterior.family.noise_size)))
+    total, silo_part = np.array(_server(posterior, noise), np.float64), _of_silo(posterior)
     for name in sorted(silos):
-        total = total + np.asarray(_silo(jax.random.fold_in(run_key, 1), silos[name], noise), np.float64)
+        total += np.asarray(silo_part(jax.random.fold_in(run_key, 1), silos[name], noise))
     draws = np.asarray(jax.vmap(posterior.family.sample)(noise), np.float64)
     steps = _steps(total, draws, posterior.model.population.layout.labels())
     trust, why = _judge(steps)
@@ -136,9 +137,11 @@ def _server(posterior, noise):
     return run(posterior.shared, noise, _still(posterior))
 
 
-def _silo(key, silo, noise):
-    """A silo's part; its minibatches and its draws of local latents are those of rounds."""
-    posterior = silo.shared
+def _of_silo(posterior):
+    """A silo's part as a function; its minibatches and its draws of local latents are those of rounds.
+
+    It is one for all silos, so that those of the same shape are compiled once.
+    """
     elbo = _elbo(posterior)
 
     @on_one_thread
@@ -155,16 +158,21 @@ def _silo(key, silo, noise):
 
         return jax.lax.map(one, (jnp.arange(noise.shape[0]), noise))
 
-    return run(key, posterior.shared, silo.free, silo.data, noise, _still(posterior))
+    def part(key, silo, noise):
+        return run(key, posterior.shared, silo.free, silo.data, noise, _still(posterior))
+
+    return part
 
 
 def _steps(gradients, draws, labels):
     """Newton steps with q's covariance, from gradients by draw (draws, 2, n) in (shift, stretch)."""
     size, sd = len(draws), draws.std(0)
     whitened = (draws - draws.mean(0)) / sd
-    by_shift, by_stretch = gradients[:, 0], gradients[:, 1] / 2
-    correlate = len(sd) * size <= 10**7
-    means = by_shift @ (whitened.T @ whitened / size) if correlate else by_shift
+    means, log_sds = gradients[:, 0], gradients[:, 1] / 2
+    if 5 * len(sd) <= size:  # correlations of more coordinates would be noise
+        correlation = whitened.T @ whitened / size
+        curvature = np.eye(len(sd)) + correlation * np.linalg.inv(correlation)
+        means, log_sds = means @ correlation, np.linalg.solve(curvature, gradients[:, 1].T).T
 
     def error(values):
         return values.std(0, ddof=1) / np.sqrt(size)
@@ -172,8 +180,8 @@ def _steps(gradients, draws, labels):
     columns = {
         "mean": means.mean(0),
         "se of mean": error(means),
-        "log sd": by_stretch.mean(0),
-        "se of log sd": error(by_stretch),
+        "log sd": log_sds.mean(0),
+        "se of log sd": error(log_sds),
         "noise of a round": means.std(0, ddof=1),
     }
     return pd.DataFrame(columns, index=labels)
@@ -186,7 +194,7 @@ def _judge(steps) -> tuple[Trust, str]:
     away = {column: steps[column].abs() for column in sure}
     where = (
         f"means are about {away['mean'].max():.2g} sd ({away['mean'].idxmax()}) and sds "
-        f"{100 * np.expm1(away['log sd'].max()):.2g}% ({away['log sd'].idxmax()}) away from the maximum of the bound"
+        f"{percent(away['log sd'].max())} ({away['log sd'].idxmax()}) away from the maximum of the bound"
     )
     furthest = max(values.max() for values in sure.values())
     if furthest > LARGE:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Statistic = Callable[[np.ndarray], float]
 ODD, ABSURD = 0.02, 0.002  # two-sided p-values
+AT_A_TIME = 2 * 10**7  # replicated values kept together
 
 
 def share_of_zeros(values: np.ndarray) -> float:
@@ -80,34 +81,36 @@ def check_predictive(
     """
     chosen = STATISTICS if statistics is None else dict(statistics)
     seen = observations(silo.data, silo.shared.shared.theta)
-    drawn, misfit = _replicates(silo, key, num_samples)
+    of_copies, misfit = _replicates(silo, key, num_samples, seen, chosen)
     rows, index = [], []
     for site, observation in seen.items():
         counts = observation.counts
         if not counts.any():
             continue
         real = observation.value[counts]
-        copies = np.asarray(drawn[site])[:, counts]
         counted = np.array_equal(real, np.round(real))  # a share of zeros says nothing of what is measured
         for statistic, function in chosen.items():
             if function is share_of_zeros and not counted:
                 continue
-            value, others = float(function(real)), np.array([float(function(copy)) for copy in copies])
+            value, others = float(function(real)), np.array(of_copies[site, statistic])
             if np.ptp(others) == 0 and others[0] == value:
                 continue  # says nothing: the smallest of many zeros and ones
             index.append((site, statistic))
             rows.append([value, others.mean(), others.std(), _p_value(others - value)])
-        of_data, of_copies = misfit[site]
+        real_misfit, others = misfit[site]
         index.append((site, "fit"))
-        rows.append([of_data.mean(), of_copies.mean(), of_copies.std(), _p_value(of_copies - of_data)])
+        rows.append([real_misfit.mean(), others.mean(), others.std(), _p_value(others - real_misfit)])
     columns = ["data", "mean of replicates", "sd of replicates", "p"]
     table = pd.DataFrame(rows, pd.MultiIndex.from_tuples(index, names=["site", "statistic"]), columns)
     trust, why = _judge(table)
     return PredictiveCheck(trust, say(trust, why), table)
 
 
-def _replicates(silo, key, num_samples):
-    """Replicated data, and by site the misfit of the data and of the replicates at the same draws."""
+def _replicates(silo, key, num_samples, seen, statistics):
+    """Statistics of replicated data, and by site the misfit of the data and of the replicates at the same draws.
+
+    Data are replicated some at a time, so that memory does not grow with the number of draws.
+    """
     posterior, data, num_draws = silo.shared, silo.data, silo.shared.bound.draws_of_units
 
     @on_one_thread
@@ -126,13 +129,22 @@ def _replicates(silo, key, num_samples):
 
     first, second = jax.random.split(as_key(key))
     noise = posterior.noise(first, num_samples)
-    copies, sums = run(posterior.shared, silo.family, data, noise, jax.random.split(second, num_samples))
-    return copies, {site: tuple(np.asarray(part, np.float64) for part in pair) for site, pair in sums.items()}
+    keys, values = jax.random.split(second, num_samples), sum(one.value.size for one in seen.values())
+    together, found, sums = max(20, AT_A_TIME // max(1, values)), {}, []
+    for first in range(0, num_samples, together):
+        part = slice(first, first + together)
+        copies, misfit = run(posterior.shared, silo.family, data, noise[part], keys[part])
+        sums.append(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), misfit))
+        for site, observation in seen.items():
+            counted = np.asarray(copies[site])[:, observation.counts]
+            for statistic, function in statistics.items() if observation.counts.any() else ():
+                found.setdefault((site, statistic), []).extend(float(function(copy)) for copy in counted)
+    return found, jax.tree.map(lambda *parts: np.concatenate(parts), *sums)
 
 
 def _p_value(differences):
-    """How often a replicate is larger; ties count half."""
-    return float(np.mean(differences > 0) + np.mean(differences == 0) / 2)
+    """How often a replicate is larger; ties count half, and half a replicate more on either side: none is certain."""
+    return float((np.sum(differences > 0) + np.sum(differences == 0) / 2 + 0.5) / (len(differences) + 1))
 
 
 def _judge(table) -> tuple[Trust, str]:

@@ -7,9 +7,12 @@ import numpy as np
 import pandas as pd
 
 from ..convergence import Convergence
-from .verdicts import Trust, say
+from .verdicts import Trust, percent, say
 
 DRIFT = (0.2, 0.5)  # sds from the middle third to the last: below is fine, above is not
+GAIN = 1.0  # nats from the middle third to the last, beyond twice the standard error
+SMALL_GAIN = 0.1  # the same, where nothing else is known
+FEWEST_ROUNDS = 10  # in a third, below which the ELBO shows no trend
 FEWEST = 3  # snapshots in a third, below which nothing can be said
 
 
@@ -51,20 +54,17 @@ def check_rounds(elbo: np.ndarray, path: pd.DataFrame, convergence: Convergence 
     done, rounds = len(elbo), path.index.to_numpy()
     third = done // 3
     middle, last = (rounds > done - 2 * third) & (rounds <= done - third), rounds > done - third
-    if min(middle.sum(), last.sum()) < FEWEST:
-        trust: Trust = "fine" if convergence is not None and convergence.converged else "doubtful"
-        why = "too few rounds to see a trend." if convergence is None else convergence.verdict
-        nan = float("nan")
-        return RoundsCheck(trust, say(trust, why), done, nan, nan, nan, nan, nan)
-    means, sds = (path[part].to_numpy() for part in ("mean", "sd"))
-    drift = _drift(means[middle] / sds[last][-1], means[last] / sds[last][-1])
-    scale_drift = _drift(np.log(sds[middle]), np.log(sds[last]))
+    drift = scale_drift = float("nan")
+    if min(middle.sum(), last.sum()) >= FEWEST:
+        means, sds = (path[part].to_numpy() for part in ("mean", "sd"))
+        drift = _drift(means[middle] / sds[last][-1], means[last] / sds[last][-1])
+        scale_drift = _drift(np.log(sds[middle]), np.log(sds[last]))
     gain = gain_se = effective = float("nan")
-    if np.isfinite(elbo).all():
+    if np.isfinite(elbo).all() and third >= FEWEST_ROUNDS:
         before, after = elbo[-2 * third : -third], elbo[-third:]
         effective = _effective(after)
         gain = float(after.mean() - before.mean())
-        gain_se = float(np.hypot(before.std() / np.sqrt(_effective(before)), after.std() / np.sqrt(effective)))
+        gain_se = float(np.hypot(_error(before), _error(after)))
     found = RoundsCheck("fine", "", done, gain, gain_se, drift, scale_drift, effective)
     trust, why = _judge(found, convergence)
     return dataclasses.replace(found, trust=trust, verdict=say(trust, why))
@@ -79,18 +79,35 @@ def _drift(before, after):
 def _judge(found, convergence) -> tuple[Trust, str]:
     if convergence is not None:
         return ("fine" if convergence.converged else "do not trust"), convergence.verdict
-    most = max(found.drift, found.scale_drift)
-    figures = (
-        f"from the middle third of {found.rounds} rounds to the last, means moved by at most {found.drift:.2g} sd "
+    gained = f"the ELBO gained {found.gain:.3g} (se {found.gain_se:.2g}) nats" if np.isfinite(found.gain) else ""
+    span, climbing = (
+        f"from the middle third of {found.rounds} rounds to the last",
+        found.gain - 2 * found.gain_se > GAIN,
     )
-    figures += f"and sds by {100 * np.expm1(found.scale_drift):.2g}% more than by chance"
-    if np.isfinite(found.gain):
-        figures += f", and the ELBO gained {found.gain:.3g} (se {found.gain_se:.2g}) nats"
+    if np.isnan(found.drift) and np.isnan(found.scale_drift):  # no snapshots to compare
+        if not gained:
+            return "doubtful", "too few rounds to see a trend."
+        if found.gain > max(SMALL_GAIN, 2 * found.gain_se):
+            return "doubtful", f"{span}, {gained}: the run had not come to rest; run longer."
+        return "fine", f"{span}, {gained}; the rounds are too few to see how the posterior moved."
+    most = max(found.drift, found.scale_drift)
+    figures = f"{span}, means moved by at most {found.drift:.2g} sd "
+    figures += f"and sds by {percent(found.scale_drift)} more than by chance"
+    figures += f", and {gained}" if gained else ""
     if most > DRIFT[1]:
         return "do not trust", f"{figures}: the run had not come to rest; run longer."
-    if most > DRIFT[0]:
+    if not most <= DRIFT[0]:
         return "doubtful", f'{figures}; run longer, unless the check "optimum" says that it is there.'
+    if climbing:
+        return "doubtful", f"{figures}: parameters or the silos' latents were still being learned; run longer."
     return "fine", f"{figures}."
+
+
+def _error(values):
+    """Standard error of the mean, a steady rise left out: it would hide itself."""
+    rounds = np.arange(len(values))
+    rest = values - np.polyval(np.polyfit(rounds, values, 1), rounds) if len(values) > 2 else values
+    return rest.std() / np.sqrt(_effective(rest))
 
 
 def _effective(values):

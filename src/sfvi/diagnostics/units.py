@@ -84,8 +84,11 @@ def check_units(silo: "SiloPosterior", *, key: Key | int = 0, num_draws: int = 5
 
 def _look(draws, log_weights, num_choices):
     """k-hat of one unit, and how far its posterior as sampled, one of `num_choices` draws, is from the weighted."""
+    if not (np.all(log_weights < np.inf) and np.any(np.isfinite(log_weights))):
+        return np.inf, np.nan, np.nan
     weights, k_hat = smooth(log_weights)
     mean, sd = _moments(draws, weights)
+    num_choices = min(num_choices, len(draws))
     whole = len(draws) // num_choices * num_choices
     grouped = log_weights[:whole].reshape(-1, num_choices)
     within = np.exp(grouped - grouped.max(1, keepdims=True))
@@ -103,11 +106,11 @@ def _moments(draws, weights):
 def _judge(table, threshold) -> tuple[Trust, str]:
     total, heavy = len(table), int((table["k_hat"] > threshold).sum())
     shift, stretch = (table[column].abs() for column in ("shift of mean, in sds", "log ratio of sds"))
-    off = (shift > OFF) | (stretch > OFF) | (table["k_hat"] > 1)
+    off = ~((shift <= OFF) & (stretch <= OFF) & (table["k_hat"] <= 1))  # what is no number is off too
     counted = f"k-hat is above {threshold:.2f} in {heavy} of {total} units; "
     if off.mean() <= FEW:
         return "fine", f"{counted}{_count(off)} of them are off by more than {OFF:g} sd or have one above 1."
-    example = table.loc[np.maximum(shift, stretch).idxmax()]
+    example = table.loc[np.maximum(shift, stretch).fillna(np.inf).idxmax()]
     named = f"most in {example['plate']!r} number {example['unit']}"
     advice = "use families.block(within='full') or bounds.locally_enhanced with more draws"
     if off.mean() <= MOST:

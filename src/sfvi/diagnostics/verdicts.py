@@ -1,6 +1,7 @@
 """What a check says: how far to trust, and why, in a sentence."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -66,6 +67,12 @@ class Diagnosis:
 def worst(levels: Sequence[Trust]) -> Trust:
     """The worst level of several; without any nothing is known, which is doubtful."""
     return LEVELS[max(map(LEVELS.index, levels))] if levels else "doubtful"
+
+
+def percent(log_ratio: float) -> str:
+    """By how much something is larger, from the logarithm of the ratio."""
+    value = 100 * math.expm1(min(log_ratio, 20.0))
+    return f"{value:,.0f}%" if value >= 10 else f"{value:.2g}%"
 
 
 def say(trust: Trust, why: str) -> str:

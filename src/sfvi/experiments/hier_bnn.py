@@ -24,7 +24,7 @@ from .base import Cell, Result, Results, attempt, markdown, name
 from .spec import check_seeds
 
 WIDTH, NUM_CLASSES, NUM_DRAWS = 64, 10, 100
-RADIUS, INIT_SCALE = 0.1, 0.05  # where weights start, and how wide
+RADIUS = 0.1  # where weights start
 POOLED_BATCH = 1000
 LOWEST = 86  # per cent, in the picture
 BNN, POP = "hierarchical BNN", "fully-Bayesian FedPop"
@@ -76,8 +76,10 @@ class HierBnnExperiment:
         share: Of a silo's own label among its rows.
         steps: Of SFVI, and of fits of single silos and of all data.
         step_size: Of Adam there; it falls to zero.
+        init_scale: How wide weights start there.
         rounds: Of the methods with few rounds.
         local_step_size: Of Adam there.
+        local_init_scale: How wide weights start there.
         refit_steps: Of the silos after the last round.
     """
 
@@ -87,8 +89,10 @@ class HierBnnExperiment:
     share: float
     steps: int
     step_size: float
+    init_scale: float
     rounds: int
     local_step_size: float
+    local_init_scale: float
     refit_steps: int
 
     def __post_init__(self):
@@ -114,13 +118,12 @@ class HierBnnExperiment:
             "global_family": families.mean_field(),
             "local_family": families.block(coupling="none"),
             "init_loc_fn": partial(random, radius=RADIUS),
-            "init_scale": INIT_SCALE,
         }
         many = optax.adam(optax.cosine_decay_schedule(self.step_size, self.steps))
         few = optax.adam(self.local_step_size)
-        sfvi = SFVI(optimizer=many, **common)
-        average = SFVIAvg(num_local_steps=steps, optimizer=few, refit_steps=self.refit_steps, **common)
-        sites = Sites(num_local_steps=steps, optimizer=few, refit_steps=self.refit_steps, **common)
+        sfvi = SFVI(optimizer=many, init_scale=self.init_scale, **common)
+        common |= {"optimizer": few, "init_scale": self.local_init_scale, "refit_steps": self.refit_steps}
+        average, sites = (each(num_local_steps=steps, **common) for each in (SFVIAvg, Sites))
         found: dict[Method, Callable[..., Result]] = {}
         for title, make in ((BNN, hierarchical_bnn), (POP, fed_pop)):
             found[title, "SFVI"] = partial(federated, make, sfvi, self.steps)
@@ -139,15 +142,16 @@ class HierBnnExperiment:
 
     def cells(self) -> list[Cell]:
         """Partition by partition, so that a whole table is there early."""
-        common = {"init scale": INIT_SCALE, "radius": RADIUS, "width": WIDTH, "draws": NUM_DRAWS}
-        ours = {"steps": self.steps, "step size": self.step_size, **common}
+        common = {"radius": RADIUS, "width": WIDTH, "draws": NUM_DRAWS}
+        ours = {"steps": self.steps, "step size": self.step_size, "init scale": self.init_scale, **common}
         few = {"rounds": self.rounds, "step size": self.local_step_size, **common}
+        averaged_sites = {**few, "init scale": self.local_init_scale, "refit": self.refit_steps}
         settings: dict[str, dict] = {
             "SFVI": ours,
             "each silo alone": ours,
             "pooled": {**ours, "pooled batch": POOLED_BATCH},
-            "SFVI-Avg": {**few, "refit": self.refit_steps},
-            "Sites": {**few, "refit": self.refit_steps},
+            "SFVI-Avg": averaged_sites,
+            "Sites": averaged_sites,
             "FedAvg": few,
         }
         found = []

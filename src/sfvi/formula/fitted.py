@@ -2,12 +2,15 @@
 
 import copy
 import itertools
+import os
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from .._types import Key
+from ..diagnostics import Diagnosis
 from ..errors import OptionError
 from ..posterior import SiloPosterior
 from ..results import Fit
@@ -46,6 +49,14 @@ class GlmmFit:
 
     def __repr__(self) -> str:
         return f"<GlmmFit of {self.design.agreement.formula}: {self.fit!r}>"
+
+    def diagnose(self, *, key: Key | int = 0, num_samples: int = 1000, num_draws: int = 64) -> Diagnosis:
+        """Can this posterior be believed? See `Fit.diagnose`."""
+        return self.fit.diagnose(key=key, num_samples=num_samples, num_draws=num_draws)
+
+    def report(self, path: str | os.PathLike, *, diagnosis: Diagnosis | Literal[False] | None = None) -> None:
+        """Write the server's report, see `Fit.report`."""
+        self.fit.report(path, diagnosis=diagnosis)
 
     def summary(self, *, level: float = 0.95, num_samples: int = 10_000, key: Key | int = 0) -> "GlmmSummary":
         """Tables of the posterior, on the original scale.

@@ -38,7 +38,8 @@ def observations(data: SiloData, theta: Theta) -> dict[str, Observation]:
     for name, site in recorded.items():
         if not is_observed(site):
             continue
-        value, dims = np.asarray(site["value"]), site_dims(site)
+        value = np.broadcast_to(np.asarray(site["value"]), _shape(site))
+        dims = site_dims({**site, "value": value})
         counts = np.broadcast_to(np.asarray(_counts(site["fn"])), np.shape(value))
         events = len(site["fn"].event_shape)
         found[name] = Observation(value, counts, dims, dims[: len(dims) - events])
@@ -73,7 +74,7 @@ def replicate(key: Key, data: SiloData, z_global: GlobalVec, z_local: Local, the
     recorded = _run(data, z_global, z_local, theta)
     sites = {name: site for name, site in recorded.items() if is_observed(site)}
     return {
-        name: jnp.broadcast_to(site["fn"].sample(jax.random.fold_in(key, position)), jnp.shape(site["value"]))
+        name: _expanded(site).sample(jax.random.fold_in(key, position))
         for position, (name, site) in enumerate(sites.items())
     }
 
@@ -104,12 +105,24 @@ def _origin(data):
     return jnp.zeros(data.program.population.layout.size), Local(own, units)
 
 
+def _shape(site):
+    """Of the data and of the distribution together: NumPyro lets either be the smaller one."""
+    return np.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
+
+
+def _expanded(site):
+    """The distribution with a draw of its own for every value: `obs=` may have more than it says."""
+    fn, shape = site["fn"], _shape(site)
+    batch = shape[: len(shape) - len(fn.event_shape)]
+    return fn if batch == fn.batch_shape else fn.expand(batch)
+
+
 def _counts(fn):
     """The mask of a distribution, elementwise over its values; True if it has none."""
-    mask, events = True, len(fn.event_shape)
+    mask = True
     while True:
         if isinstance(fn, MaskedDistribution):
-            inner = jnp.asarray(fn._mask)
+            inner, events = jnp.asarray(fn._mask), len(fn.event_shape)
             mask = mask & inner.reshape(inner.shape + (1,) * events) if inner.ndim else mask & inner
         fn = getattr(fn, "base_dist", None)
         if fn is None:
