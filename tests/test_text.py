@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfvi.data import posts as module
-from sfvi.data.text import agree_on_vocabulary, bag_of_words, dense, report_words, tokenize
+from sfvi.data.text import agree_on_vocabulary, bag_of_words, dense, padded, report_words, tokenize
 from sfvi.errors import DataError, OptionError
 
 POST = """From: someone@somewhere.edu (Some One)
@@ -70,11 +70,25 @@ def test_bags_hold_every_word_as_often_as_the_text(texts):
     assert bag["words"].dtype == bag["counts"].dtype == np.uint16
 
 
+def test_many_words_and_large_counts_are_kept():
+    bag = padded(np.array([0, 2, 2, 3]), np.array([1, 70_000, 5]), np.array([1, 2, 100_000]))
+    assert bag["words"].tolist() == [[1, 70_000], [5, 0]]
+    assert bag["counts"].tolist() == [[1, 2], [100_000, 0]]
+    with pytest.raises(DataError, match="counts hold 5000000000"):
+        padded(np.array([0, 1]), np.array([1]), np.array([5_000_000_000]))
+
+
 def test_bad_input():
     with pytest.raises(OptionError, match="threshold is 0"):
         report_words([["a"]], threshold=0)
     with pytest.raises(DataError, match="told of 1 words, fewer than 2"):
         agree_on_vocabulary({"a": {"x": 3}}, 2)
+    with pytest.raises(OptionError, match="size is 0"):
+        agree_on_vocabulary({"a": {"x": 3}}, 0)
+    with pytest.raises(OptionError, match="texts is one text"):
+        tokenize("one text")
+    with pytest.raises(DataError, match="word number 1, but num_words is 1"):
+        dense(bag_of_words([["a", "b"]], ["a", "b"])[0], 1)
     with pytest.raises(OptionError, match="twice"):
         bag_of_words([["a"]], ["a", "a"])
     with pytest.raises(DataError, match="'avitm' or 'etm'"):

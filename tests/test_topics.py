@@ -5,7 +5,7 @@ import pytest
 
 from sfvi import topics
 from sfvi.data.text import bag_of_words
-from sfvi.errors import OptionError
+from sfvi.errors import DataError, OptionError
 
 TEXTS = ["a b c", "a b", "a c d", "b d", "d e", "a b e e"]
 DOCUMENTS = [text.split() for text in TEXTS]
@@ -75,3 +75,7 @@ def test_topics_to_be_read_and_bad_ones():
     assert topics.shown(TOPICS, VOCABULARY, top=2) == ["a b", "d e"]
     with pytest.raises(OptionError, match="top_words"):
         topics.top_words(np.array([[np.nan, 1.0]]))
+    with pytest.raises(OptionError, match="umass: tops have shape"):
+        topics.umass(np.array([[1], [2]]), topics.occurrences(BAG, 5))
+    with pytest.raises(DataError, match="word number 4, but num_words is 3"):
+        topics.occurrences(BAG, 3)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
-from .errors import OptionError
+from .errors import DataError, OptionError
 
 Bag = Mapping[str, np.ndarray]
 TOP = 10
@@ -43,8 +43,18 @@ def occurrences(bag: Bag, num_words: int) -> Occurrences:
 def sparse(bag: Bag, num_words: int) -> scipy.sparse.csr_array:
     """Counts as a sparse matrix, a row for each document."""
     rows, columns = np.nonzero(bag["counts"])
+    check_words(bag, num_words)
     entries = bag["counts"][rows, columns].astype(np.int64), (rows, bag["words"][rows, columns].astype(np.int64))
     return scipy.sparse.csr_array(entries, shape=(len(bag["words"]), num_words))
+
+
+def check_words(bag: Bag, num_words: int) -> None:
+    """Refuse documents that hold words beyond a vocabulary."""
+    last = int(np.max(bag["words"], initial=0))
+    if last >= num_words:
+        raise DataError(
+            f"A document holds word number {last}, but num_words is {num_words}; give its vocabulary's size."
+        )
 
 
 def top_words(topics: np.ndarray, *, top: int = TOP) -> np.ndarray:
@@ -66,6 +76,7 @@ def umass(tops: np.ndarray, counts: Occurrences, *, epsilon: float = 1.0) -> np.
         counts: In the documents that the topics were fitted to.
         epsilon: $\epsilon$.
     """
+    _check_pairs("umass", tops)
     alone = np.where(np.diag(counts.together) > 0, np.diag(counts.together), np.nan)
     found = []
     for words in tops:
@@ -85,6 +96,7 @@ def npmi(tops: np.ndarray, counts: Occurrences) -> np.ndarray:
         tops: As `top_words` gives them.
         counts: In reference documents.
     """
+    _check_pairs("npmi", tops)
     total = counts.num_documents
     alone = np.diag(counts.together)
     found = []
@@ -98,6 +110,13 @@ def npmi(tops: np.ndarray, counts: Occurrences) -> np.ndarray:
         values = np.where(both == 0, -1.0, np.where(both >= 1, 1.0, values))
         found.append(values.mean())
     return np.array(found)
+
+
+def _check_pairs(measure, tops):
+    """Coherence is of pairs of words."""
+    shape = np.shape(tops)
+    if len(shape) != 2 or shape[1] < 2:
+        raise OptionError(f"{measure}: tops have shape {shape}; give at least two words of each topic.")
 
 
 def diversity(topics: np.ndarray, *, top: int = 25) -> float:

@@ -11,6 +11,7 @@ from numpyro.infer.util import log_density
 import sfvi
 from sfvi import families, topics, zoo
 from sfvi.data.text import dense
+from sfvi.zoo.prod_lda import log_likelihood
 
 NUM_WORDS, NUM_TOPICS = 30, 3
 
@@ -37,15 +38,16 @@ def test_the_density_is_the_formula(form):
     generator = np.random.default_rng(0)
     h, t = generator.normal(size=(40, NUM_TOPICS)), generator.normal(size=(NUM_TOPICS, NUM_WORDS))
     if form == "printed":
-        t = np.exp(t) / np.exp(t).sum(1, keepdims=True)
-        prior, own, weights = dist.Dirichlet(0.7 * jnp.ones(NUM_WORDS)), dist.Normal(0.5, 1.0), h
+        latent = np.exp(t)  # whose shares are Dirichlet(0.7)
+        t = latent / latent.sum(1, keepdims=True)
+        prior, own, weights = dist.Gamma(0.7, 1.0), dist.Normal(0.5, 1.0), h
     else:
-        prior, own = dist.Normal(0.0, 0.7), dist.Normal(0.0, np.sqrt((1 - 1 / 3) / 0.5))
+        latent, prior, own = t, dist.Normal(0.0, 0.7), dist.Normal(0.0, np.sqrt((1 - 1 / 3) / 0.5))
         weights = np.exp(h) / np.exp(h).sum(1, keepdims=True)
     logits = weights @ t
     logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    expected = prior.log_prob(t).sum() + own.log_prob(h).sum() + (dense(data, NUM_WORDS) * logs).sum()
-    values = {"topics": t, "b/h": h}
+    expected = prior.log_prob(latent).sum() + own.log_prob(h).sum() + (dense(data, NUM_WORDS) * logs).sum()
+    values = {"sizes" if form == "printed" else "topics": latent, "b/h": h}
     found, _ = log_density(model.as_one_program({"b": data}), (), {}, values)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
@@ -76,3 +78,10 @@ def test_topics_that_are_known_are_found(amortized, float32):
 def test_unknown_forms_are_refused():
     with pytest.raises(sfvi.OptionError, match="'published' or 'printed'"):
         zoo.prod_lda(num_words=3, form="other")
+    with pytest.raises(sfvi.OptionError, match="num_topics is 1"):
+        zoo.prod_lda(num_words=3, num_topics=1)
+
+
+def test_words_beyond_the_vocabulary_are_not_dropped_unsaid():
+    data = {part: jnp.asarray(values[:2]) for part, values in SILOS["a"].items()}
+    assert jnp.isnan(log_likelihood(jnp.zeros((2, NUM_WORDS - 1)), data["words"], data["counts"], jnp.arange(2))).all()

@@ -18,13 +18,18 @@ KeyWords = UInt32[Array, "*n"]
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = np.uint32(0x1BD11BDA)
+MANY = 1000  # numbers from which it pays to keep them
 
 
 def global_noise(key: Key, num_samples: int, size: int, dtype) -> Float[Array, "samples size"]:
     r"""Draw $\epsilon_G$ from the key of the round."""
-    counter = jnp.arange(num_samples * size, dtype=jnp.uint32)
     left, right = jax.random.key_data(key)
-    return _normal(*_encrypt((left, right), jnp.zeros_like(counter), counter), dtype).reshape(num_samples, size)
+
+    def draw():
+        counter = jnp.arange(num_samples * size, dtype=jnp.uint32)
+        return _normal(*_encrypt((left, right), jnp.zeros_like(counter), counter), dtype).reshape(num_samples, size)
+
+    return _materialized((left | np.uint32(1)) > 0, draw) if num_samples * size >= MANY else draw()
 
 
 def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indices, num_samples: int, dtype) -> Local:
@@ -61,7 +66,7 @@ def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indice
             units[plate] = draw(part, drawn, group.block)
         return Local(own, units)
 
-    return _materialized(round, draw_all)
+    return _materialized(round >= 0, draw_all)
 
 
 def matched(noise: Float[Array, "samples size"]) -> Float[Array, "samples size"]:
@@ -91,14 +96,14 @@ def matched_local(noise: Local, of_globals: Float[Array, "samples size"]) -> Loc
     return jax.tree.map(match, noise)
 
 
-def _materialized(round, make):
-    """Keep the noise in memory.
+def _materialized(true, make):
+    """Keep the noise in memory; `true` always holds, which the compiler does not know.
 
     Otherwise XLA's CPU compiler computes `erf_inv` again in every fusion that uses the noise, about twenty times a
     round; it cannot look into a branch, and optimization barriers are gone before it fuses.
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make))
-    return jax.lax.cond(round >= 0, make, lambda: zeros)
+    return jax.lax.cond(true, make, lambda: zeros)
 
 
 def _encrypt(key: tuple[KeyWords, KeyWords], left: Words, right: Words) -> tuple[Words, Words]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import DataError
 from .store import download, own_folder
+from .text import padded
 
 DATASET = "newsgroups20"
 RAW = "20news_bydate_raw.jsonl.gz"
@@ -92,18 +93,6 @@ def published_bag(corpus: str) -> Bag:
         parts = sorted(name.removesuffix("_indptr") for name in stored.files if name.endswith("_indptr"))
         rows = {part: [stored[f"{part}_{kind}"] for kind in ("indptr", "indices", "counts")] for part in parts}
     return Bag(vocabulary, {part: padded(*found) for part, found in rows.items()})
-
-
-def padded(indptr: np.ndarray, words: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Documents of a sparse matrix by rows, each as its different words and their counts; empty ones are left out."""
-    lengths = np.diff(indptr)
-    shape = (int((lengths > 0).sum()), int(lengths.max(initial=1)))
-    found = {"words": np.zeros(shape, np.uint16), "counts": np.zeros(shape, np.uint16)}
-    for row, document in enumerate(np.flatnonzero(lengths)):
-        entries = slice(indptr[document], indptr[document + 1])
-        found["words"][row, : lengths[document]] = words[entries]
-        found["counts"][row, : lengths[document]] = counts[entries]
-    return found
 
 
 def body(text: str) -> str:

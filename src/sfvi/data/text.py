@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ..errors import DataError, OptionError
+from ..topics import check_words
 
 EXTRA = "pip install 'sfvi[topics]'"
 SHORTEST, LONGEST = 3, 15  # letters of a word
@@ -16,6 +17,8 @@ def tokenize(texts: Iterable[str]) -> list[list[str]]:
 
     gensim cuts the words and knows the stop words; simplemma finds the lemmas, from a dictionary that comes with it.
     """
+    if isinstance(texts, str):
+        raise OptionError("tokenize: texts is one text; give a list of them.")
     try:
         from gensim.parsing.preprocessing import STOPWORDS
         from gensim.utils import simple_preprocess
@@ -60,6 +63,8 @@ def agree_on_vocabulary(reports: Mapping[str, Mapping[str, int]], size: int) -> 
         reports: What each silo told, by its name.
         size: Number of words.
     """
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise OptionError(f"agree_on_vocabulary: size is {size!r}; give a whole number of at least 1.")
     total: Counter[str] = Counter()
     for told in reports.values():
         total.update(told)
@@ -92,17 +97,35 @@ def bag_of_words(
     kept = [number for number, counts in enumerate(counted) if counts.total() >= max(fewest, 1)]
     if not kept:
         raise DataError("bag_of_words: no document holds a word of the vocabulary.")
-    longest = max(len(counted[number]) for number in kept)
-    bag = {part: np.zeros((len(kept), longest), np.uint16) for part in ("words", "counts")}
-    for row, number in enumerate(kept):
-        entries = sorted(counted[number].items())
-        bag["words"][row, : len(entries)] = [word for word, _ in entries]
-        bag["counts"][row, : len(entries)] = [count for _, count in entries]
-    return bag, np.array(kept)
+    entries = [sorted(counted[number].items()) for number in kept]
+    indptr = np.cumsum([0, *map(len, entries)])
+    words, counts = np.array([entry for document in entries for entry in document], np.int64).T
+    return padded(indptr, words, counts), np.array(kept)
+
+
+def padded(indptr: np.ndarray, words: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Documents of a sparse matrix by rows, each as its different words and their counts; empty ones are left out.
+
+    In 16 bits where they are enough.
+    """
+    lengths = np.diff(indptr)
+    shape = (int((lengths > 0).sum()), int(lengths.max(initial=1)))
+    found = {}
+    for part, values in (("words", words), ("counts", counts)):
+        largest = int(np.max(values, initial=0))
+        if largest > np.iinfo(np.uint32).max or np.min(values, initial=0) < 0:
+            raise DataError(
+                f"padded: {part} hold {largest if largest > 0 else 'negative numbers'}; give 32 bits at most."
+            )
+        found[part] = np.zeros(shape, np.uint16 if largest <= np.iinfo(np.uint16).max else np.uint32)
+        for row, document in enumerate(np.flatnonzero(lengths)):
+            found[part][row, : lengths[document]] = values[indptr[document] : indptr[document + 1]]
+    return found
 
 
 def dense(bag: Mapping[str, np.ndarray], num_words: int) -> np.ndarray:
     """Counts of all words, a row for each document; for small parts of a corpus."""
+    check_words(bag, num_words)
     found = np.zeros((len(bag["words"]), num_words), np.float32)
     np.add.at(found, (np.arange(len(found))[:, None], bag["words"]), bag["counts"])
     return found

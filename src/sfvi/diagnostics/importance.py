@@ -195,7 +195,7 @@ def _judge(k_hat, threshold, effective, size, noise, shifts) -> tuple[Trust, str
     if shifts is None:
         return "fine", f"{figures}; {worth}."
     if not hardly:
-        return "doubtful", f"{figures}, but weighted draws differ: {words}; use check.resample()."
+        return "doubtful", f"{figures}, but weighted draws differ: {words}; take weighted draws (resample)."
     return "fine", f"{figures}; {worth}; weighted, {words}."
 
 

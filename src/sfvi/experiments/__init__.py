@@ -5,12 +5,14 @@ from .hier_bnn import HierBnnExperiment
 from .multinomial import MultinomialExperiment
 from .reproduce import names, reproduce
 from .six_cities import SixCitiesExperiment
+from .topics import TopicsExperiment
 
 EXPERIMENTS = {
     "fast_start": FastStartExperiment,
     "hier_bnn": HierBnnExperiment,
     "multinomial": MultinomialExperiment,
     "six_cities": SixCitiesExperiment,
+    "topics": TopicsExperiment,
 }
 
 __all__ = ["EXPERIMENTS", "names", "reproduce"]

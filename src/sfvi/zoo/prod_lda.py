@@ -5,9 +5,11 @@ Both mix topics inside the softmax. $n_{dv}$ counts word v in document d:
 $$\log p(n_d \mid T, w_d) = \sum_v n_{dv} \log \mathrm{softmax}(\textstyle\sum_k w_{dk} T_k)_v$$
 
 As printed, $T_k \sim \mathrm{Dirichlet}(\beta)$ and $w_d \sim \mathcal{N}(\alpha, I)$: topics are probabilities of some
-thousands of words, so their mixtures are all but flat and the softmax can hardly tell words apart. As published
-(Srivastava & Sutton 2017), topics are unnormalized, $T_{kv} \sim \mathcal{N}(0, \beta^2)$, and weights lie on the
-simplex, $w_d = \mathrm{softmax}(h_d)$, with $h_d \sim \mathcal{N}(0, (1 - 1/K) / \alpha)$, which is nearly
+thousands of words, so their mixtures are all but flat and the softmax can hardly tell words apart. (The Dirichlet is
+written as shares of independent Gamma($\beta$, 1) variables, so that words are treated alike and $q$ is a product.)
+
+As published (Srivastava & Sutton 2017), topics are unnormalized, $T_{kv} \sim \mathcal{N}(0, \beta^2)$, and weights lie
+on the simplex, $w_d = \mathrm{softmax}(h_d)$, with $h_d \sim \mathcal{N}(0, (1 - 1/K) / \alpha)$, which is nearly
 $w_d \sim \mathrm{Dirichlet}(\alpha)$. $\theta = (\alpha, \beta)$ is learned.
 """
 
@@ -55,6 +57,9 @@ def prod_lda(
     """
     if form not in ("published", "printed"):
         raise OptionError(f"prod_lda: form is {form!r}; choose 'published' or 'printed'.")
+    for option, value, least in (("num_words", num_words, 2), ("num_topics", num_topics, 2)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(f"prod_lda: {option} is {value!r}; give a whole number of at least {least}.")
     printed, shape = form == "printed", (num_topics, num_words)
     if alpha is None:
         alpha = 0.0 if printed else 1.0 / num_topics
@@ -65,40 +70,80 @@ def prod_lda(
     def population():
         spread = hyperparameter("beta", beta, constraints.positive)
         if printed:
-            prior = dist.Dirichlet(spread * jnp.ones(num_words)).expand([num_topics]).to_event(1)
+            sizes: Any = numpyro.sample("sizes", dist.Gamma(spread, 1.0).expand(shape).to_event(2))
+            topics: Any = numpyro.deterministic("topics", sizes / jnp.sum(sizes, axis=1, keepdims=True))
         else:
-            prior = dist.Normal(0.0, spread).expand(shape).to_event(2)
-        topics = numpyro.sample("topics", prior)
+            topics = numpyro.sample("topics", dist.Normal(0.0, spread).expand(shape).to_event(2))
         if not background:
-            return topics, 0.0
-        return topics, numpyro.sample("background", dist.Normal(0.0, 3.0).expand([num_words]).to_event(1))
+            return topics
+        common: Any = numpyro.sample("background", dist.Normal(0.0, 3.0).expand([num_words]).to_event(1))
+        return jnp.concatenate([topics, common[None]])
 
-    def silo(globals_, data):
-        topics, common = globals_
+    def silo(topics, data):
         level = hyperparameter("alpha", alpha, constraints.real if printed else constraints.positive)
         num_documents = data["words"].shape[0]
         drawn = num_documents if batch_size is None else min(batch_size, num_documents)
         prior = dist.Normal(level, 1.0) if printed else dist.Normal(0.0, jnp.sqrt((1 - 1 / num_topics) / level))
         with numpyro.plate("documents", num_documents, subsample_size=drawn) as rows:
             h = numpyro.sample("h", prior.expand([num_topics]).to_event(1))
-            weights = numpyro.deterministic("weights", h if printed else jax.nn.softmax(h))
-            words, counts = (data[part][rows] for part in ("words", "counts"))
-            numpyro.factor("n", log_likelihood(common + weights @ topics, words, counts))
+            weights: Any = numpyro.deterministic("weights", h if printed else jax.nn.softmax(h))
+            numpyro.factor("n", log_likelihood(scores_of(weights, topics), data["words"], data["counts"], rows))
 
     return StructuredModel(population, silo)
 
 
-def log_likelihood(scores: Float[Array, "docs vocab"], words: Any, counts: Any) -> Float[Array, " docs"]:
-    """Log probability of each document's words in their order, up to nothing: no binomial factor is left out.
+def scores_of(weights: Float[Array, "docs topics"], topics: Float[Array, "rows vocab"]) -> Float[Array, "docs vocab"]:
+    """Mix topics; a row beyond those that have weights is the background, of weight one."""
+    if topics.shape[0] > weights.shape[1]:  # in one product: XLA would make the background's noise anew by document
+        weights = jnp.concatenate([weights, jnp.ones((weights.shape[0], 1), weights.dtype)], axis=1)
+    return weights @ topics
+
+
+def log_likelihood(scores: Float[Array, "drawn vocab"], words: Any, counts: Any, rows: Any) -> Float[Array, " drawn"]:
+    """Log probability of each drawn document's words in their order, up to nothing: no binomial factor is left out.
 
     Args:
         scores: Of every word of the vocabulary; their softmax is its probability.
-        words: The document's words, padded.
+        words: The words of all documents, padded.
         counts: How often each occurs.
+        rows: The documents drawn.
     """
-    found = jnp.take_along_axis(scores, words.astype(jnp.int32), axis=1)
-    counts = counts.astype(scores.dtype)
-    return jnp.sum(counts * found, axis=1) - jnp.sum(counts, axis=1) * jax.nn.logsumexp(scores, axis=1)
+    often = spread_out(words, counts, rows, scores.shape[1]).astype(scores.dtype)
+    return jnp.sum(often * scores, axis=1) - jnp.sum(often, axis=1) * jax.nn.logsumexp(scores, axis=1)
+
+
+def spread_out(words: Any, counts: Any, rows: Any, num_words: int) -> Float[Array, "drawn vocab"]:
+    """The counts of some documents, a column for each word of the vocabulary; NaN if a word is beyond it.
+
+    A loop over the entries that are there: to look scores up at all padded places, and to add gradients there, would
+    take several times as long. Those of several silos are laid end to end, for side by side each entry would be a pass
+    over the whole.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def spread(words, counts, rows):
+        def document(place, found):
+            own_words, own_counts = words[rows[place]].astype(jnp.int32), counts[rows[place]].astype(found.dtype)
+            length = jnp.max(jnp.where(own_counts > 0, jnp.arange(1, words.shape[1] + 1), 0))  # up to the last one
+
+            def entry(number, found):
+                return found.at[place, own_words[number]].add(own_counts[number])
+
+            known = jnp.where(jnp.max(own_words) < num_words, 0.0, jnp.nan).astype(found.dtype)
+            return jax.lax.fori_loop(0, length, entry, found.at[place, 0].add(known))
+
+        start = jnp.zeros((rows.shape[0], num_words), jnp.result_type(float))
+        return jax.lax.fori_loop(0, rows.shape[0], document, start)
+
+    @spread.def_vmap
+    def several(size, batched, words, counts, rows):
+        parts = zip((words, counts, rows), batched, strict=True)
+        words, counts, rows = (part if own else jnp.broadcast_to(part, (size, *part.shape)) for part, own in parts)
+        offsets = words.shape[1] * jnp.arange(size, dtype=rows.dtype)[:, None]
+        flat = (part.reshape(-1, part.shape[2]) for part in (words, counts))
+        return spread(*flat, (rows + offsets).reshape(-1)).reshape(size, -1, num_words), True
+
+    return spread(words, jax.lax.stop_gradient(counts), rows)
 
 
 class _Encoder(eqx.Module):
@@ -108,8 +153,8 @@ class _Encoder(eqx.Module):
     num_words: int = eqx.field(static=True)
 
     def __call__(self, document):
-        counts = jnp.zeros(self.num_words).at[document["words"].astype(jnp.int32)].add(document["counts"])
-        return self.network(jnp.log1p(counts))
+        words, counts = (document[part][None] for part in ("words", "counts"))
+        return self.network(jnp.log1p(spread_out(words, counts, jnp.zeros(1, jnp.int32), self.num_words)[0]))
 
 
 def document_encoder(

@@ -1,0 +1,215 @@
+"""Topics of newsgroups over silos: ProdLDA (the paper's last experiment)."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from .. import scores
+from ..errors import OptionError
+from . import topics_methods as methods
+from .base import Cell, Result, Results, markdown, name
+from .spec import Rounds, check_seeds
+from .topics_corpus import Source, corpus
+from .topics_methods import ALPHA, BETA, Effort, Variant
+from .topics_picture import draw
+
+PUBLISHED, LEARNED, AMORTIZED, PRINTED = "published", "published, learned", "published, amortized", "printed"
+VARIANTS = {
+    PUBLISHED: Variant("published"),
+    LEARNED: Variant("published", learned=True),
+    AMORTIZED: Variant("published", amortized=True),
+    PRINTED: Variant("printed", learned=True),
+}
+KEPT = {"AVITM": 0.4, "AVITM, less dropout": 0.8}  # by dropout: as published, and as later versions have it
+OURS = ("SFVI", "SFVI-Avg", "Sites", "Independent", "pooled")
+READ = ((PUBLISHED, "SFVI"), (PUBLISHED, "SFVI-Avg"), ("autoencoder", "AVITM"), ("LDA", "gensim"), (PRINTED, "SFVI"))
+Method = tuple[str, str]  # model and inference
+Model = Literal["published", "published, learned", "published, amortized", "printed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TopicsExperiment:
+    """Settings.
+
+    Attributes:
+        corpus: Raw posts, or bags of words as they were published.
+        num_posts: How many posts.
+        num_words: Of the vocabulary, for posts.
+        threshold: Documents of a silo that must hold a word before the silo tells of it.
+        silos: How many.
+        held_out: Documents to test with.
+        seeds: Of the split into silos, and of the methods.
+        models: Forms of ProdLDA that are fitted.
+        topics: K.
+        batch: Documents of each silo in a step.
+        steps: Of SFVI, of silos alone and of pooled documents.
+        average: Rounds of SFVI-Avg.
+        sites: Rounds of Sites.
+        step_size: Of Adam at the start; it falls to zero.
+        document_step_size: Of documents' own parameters.
+        encoder_step_size: Of everything where a network infers documents' latents.
+        epochs: Of AVITM.
+        passes: Of LDA.
+    """
+
+    corpus: Source
+    num_posts: int
+    num_words: int
+    threshold: int
+    silos: int
+    held_out: int
+    seeds: tuple[int, ...]
+    models: tuple[Model, ...]
+    topics: int
+    batch: int
+    steps: int
+    average: Rounds
+    sites: Rounds
+    step_size: float
+    document_step_size: float
+    encoder_step_size: float
+    epochs: int
+    passes: int
+
+    def __post_init__(self):
+        check_seeds("topics", self.seeds)
+        if self.topics < 2:
+            raise OptionError(f"topics: topics is {self.topics}; give at least 2.")
+
+    @property
+    def effort(self) -> Effort:
+        """What our methods are told."""
+        sizes = self.step_size, self.document_step_size, self.encoder_step_size
+        return Effort(self.topics, self.batch, self.steps, self.average, self.sites, *sizes)
+
+    def methods(self) -> dict[Method, Callable[..., Result]]:
+        """Each fills a cell for a seed; quick ones first."""
+        found: dict[Method, Callable[..., Result]] = {
+            ("NMF", "scikit-learn"): methods.sklearn_nmf,
+            ("LDA", "gensim"): partial(methods.gensim_lda, self.passes),
+            ("LDA", "scikit-learn"): partial(methods.sklearn_lda, self.passes),
+        }
+        for method, keep in KEPT.items():
+            found["autoencoder", method] = partial(methods.autoencoder, keep, self.epochs)
+        for title in self.models:
+            for method in OURS if title in (PUBLISHED, PRINTED) else OURS[:1]:
+                run = partial(methods.federated, method, VARIANTS[title])
+                found[title, method] = run if method != "Independent" else partial(methods.independent, VARIANTS[title])
+        return found
+
+    def cells(self) -> list[Cell]:
+        """Seed by seed, so that a whole table is there early."""
+        data = {
+            "corpus": self.corpus,
+            "posts": self.num_posts,
+            "words": self.num_words,
+            "threshold": self.threshold,
+            "silos": self.silos,
+            "held out": self.held_out,
+            "topics": self.topics,
+        }
+        found = []
+        for seed in self.seeds:
+            sizes = self.num_words, self.silos, self.held_out, self.threshold
+            load = partial(corpus, self.corpus, self.num_posts, *sizes, seed)
+            for (model, method), run in self.methods().items():
+                settings = data | self._settings(model, method)
+                cell = name(model, method, f"seed {seed}")
+                found.append(Cell(cell, settings, partial(run, self.effort, load, seed)))
+        return found
+
+    def report(self, results: Results) -> str:
+        """The table, the paper's claims, and the words."""
+        columns = ["model", "inference", "NPMI", "UMass", "diversity", "perplexity", "rounds", "MB a silo", "minutes"]
+        rows = []
+        for method in self.methods():
+            runs = self._runs(results, method)
+            if not runs:
+                continue
+            shown = [_mean([np.mean(run[score]) for run in runs], 3) for score in ("npmi", "umass", "diversity")]
+            shown.append(_mean([run["perplexity"] for run in runs if "perplexity" in run], 0))
+            broke = sum("broke" in run for run in runs)
+            done = f"{runs[0]['rounds']:,}" if runs[0]["rounds"] else ""
+            rounds = f"{broke} of {len(runs)} diverged" if broke else done
+            sent = f"{runs[0]['bytes'] / 1e6:,.0f}" if runs[0]["bytes"] else ""
+            rows.append([*method, *shown, rounds, sent, f"{np.mean([run['seconds'] for run in runs]) / 60:.1f}"])
+        counts = [len(self._runs(results, method)) for method in self.methods()]
+        note = f"Seeds: {max(counts)}" if len(set(counts)) == 1 else f"Seeds: {min(counts)} to {max(counts)}"
+        text = f"{note}; mean ± standard error over them.\n\n" + markdown(columns, rows, names=2)
+        shared = [
+            run["in common"] for method in self.methods() for run in self._runs(results, method) if "in common" in run
+        ]
+        if shared:
+            text += f"\nWords that the silos' vocabulary shares with that of pooled texts: {min(shared):,} or more of "
+            text += f"{self.num_words:,}.\n"
+        claims = [line for title in (PRINTED, PUBLISHED) for line in self._claims(results, title)]
+        if claims:
+            text += "\nThe paper's claims:\n\n" + "\n".join(claims) + "\n"
+        return text + self._words(results)
+
+    def draw(self, results: Results, path: Path) -> None:
+        """Coherence of every topic by method, and ELBO against rounds."""
+        draw({method: self._runs(results, method) for method in self.methods()}, self.average.steps, path)
+
+    def _settings(self, model, method):
+        """What decides a cell beside the data."""
+        if model not in VARIANTS:
+            return {
+                "NMF": {},
+                "LDA": {"passes": self.passes},
+                "autoencoder": {"epochs": self.epochs, "keep": KEPT.get(method)},
+            }[model]
+        variant = VARIANTS[model]
+        known = {**variant._asdict(), "batch": self.batch, "document step size": self.document_step_size}
+        known["step size"] = self.encoder_step_size if variant.amortized else self.step_size
+        known |= {} if variant.learned else {"alpha": ALPHA, "beta": BETA}
+        rounds = {"SFVI-Avg": self.average, "Sites": self.sites}.get(method)
+        return known | ({"steps": self.steps} if rounds is None else {"rounds": list(rounds)})
+
+    def _claims(self, results, title):
+        """Each claim of the paper for a form of the model, with the figures and whether it holds."""
+        runs = {method: self._runs(results, (title, method)) for method in OURS}
+        coherence = {
+            method: np.mean([np.mean(run["umass"]) for run in found]) for method, found in runs.items() if found
+        }
+        reached = {m: np.mean([run["elbo"][1][-1] for run in runs[m]]) for m in ("SFVI", "SFVI-Avg") if runs[m]}
+        lines = []
+
+        def claim(text, one, other, values, form):
+            if one in values and other in values:
+                verdict = "holds" if values[one] > values[other] else "does not hold"
+                figures = f"{one} {format(values[one], form)}, {other} {format(values[other], form)}"
+                lines.append(f"- {title}: {text}: {verdict} ({figures}).")
+
+        claim("SFVI is more coherent (UMass) than silos alone", "SFVI", "Independent", coherence, ".3f")
+        claim("SFVI-Avg is more coherent than silos alone", "SFVI-Avg", "Independent", coherence, ".3f")
+        claim("SFVI-Avg is more coherent than SFVI", "SFVI-Avg", "SFVI", coherence, ".3f")
+        claim("SFVI's ELBO is higher than SFVI-Avg's", "SFVI", "SFVI-Avg", reached, ",.0f")
+        return lines
+
+    def _words(self, results):
+        """Topics of the first seed, the most coherent first."""
+        text = ""
+        for method in READ:
+            runs = self._runs(results, method)
+            if runs:
+                order = np.argsort(-np.array(runs[0]["npmi"]), kind="stable")
+                lines = [f"{runs[0]['npmi'][topic]:.2f}  {runs[0]['words'][topic]}" for topic in order]
+                text += f"\nTopics of {', '.join(method)}, with their NPMI:\n\n```\n" + "\n".join(lines) + "\n```\n"
+        return text
+
+    def _runs(self, results, method):
+        cells = [name(*method, f"seed {seed}") for seed in self.seeds]
+        return [results[cell] for cell in cells if cell in results]
+
+
+def _mean(values, digits):
+    """Mean and standard error of seeds."""
+    if not values:
+        return ""
+    mean, error = scores.collected([{"score": float(value)} for value in values])["score"]
+    return f"{mean:.{digits}f}" + ("" if np.isnan(error) else f" ± {error:.{digits}f}")

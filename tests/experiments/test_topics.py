@@ -1,0 +1,69 @@
+"""Topics in miniature: invented posts, all methods, a few steps."""
+
+import numpy as np
+import pytest
+
+from sfvi.experiments import EXPERIMENTS, reproduce, topics_corpus
+from sfvi.experiments.topics_methods import thinned
+
+TINY = """
+[presets.tiny]
+corpus = "posts"
+num_posts = 90
+num_words = 40
+threshold = 1
+silos = 2
+held_out = 10
+seeds = [0]
+models = ["published", "printed"]
+topics = 3
+batch = 20
+steps = 4
+average = { rounds = 2, steps = 2 }
+sites = { rounds = 2, steps = 2 }
+step_size = 0.01
+document_step_size = 0.05
+encoder_step_size = 0.002
+epochs = 2
+passes = 2
+"""
+
+
+@pytest.fixture
+def posts(monkeypatch):
+    """Words of three subjects, as `words_of_posts` would give them."""
+    generator = np.random.default_rng(0)
+    subjects = [[f"{letter}{number}" for number in range(14)] for letter in "abc"]
+    found = [list(generator.choice(subjects[number % 3], 12)) for number in range(90)]
+    topics_corpus.corpus.cache_clear()
+    monkeypatch.setattr(topics_corpus, "words_of_posts", lambda num_posts: found[:num_posts])
+    yield found
+    topics_corpus.corpus.cache_clear()
+
+
+def test_documents_are_dealt_out_once(posts):
+    found = topics_corpus.corpus("posts", 90, 42, 2, 10, 1, 0)
+    assert [len(bag["words"]) for bag in found.silos.values()] == [40, 40]
+    assert found.in_common == len(found.vocabulary) == 42
+    tokens = sum(int(bag["counts"].sum()) for bag in (*found.silos.values(), found.given, found.unseen))
+    assert tokens == 90 * 12
+
+
+def test_all_methods_in_miniature(posts, tmp_path, float32):
+    (tmp_path / "topics").mkdir()
+    (tmp_path / "topics" / "spec.toml").write_text(TINY)
+    only = ["NMF", "LDA / gensim", "AVITM / ", "published / SFVI-Avg", "printed / Sites"]
+    for part in only:
+        report = reproduce(tmp_path, EXPERIMENTS, "topics", preset="tiny", only=part, say=lambda line: None)
+    for row in ("NMF | scikit-learn", "LDA | gensim", "autoencoder | AVITM", "published | SFVI-Avg", "printed | Sites"):
+        assert f"| {row} |" in report
+    assert "40 or more of 40" in report
+    assert "Topics of published, SFVI-Avg" in report
+    assert (tmp_path / "topics" / "tiny.png").stat().st_size > 5_000
+
+
+def test_the_way_of_an_elbo_is_thinned():
+    steps, elbo = thinned(np.arange(1000.0), 10)
+    assert len(steps) == len(elbo) == 200
+    assert steps[-1] == 10_000
+    assert elbo[0] == 2.0
