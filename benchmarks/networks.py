@@ -3,12 +3,7 @@
 python -m benchmarks.networks            # about five minutes
 """
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +20,13 @@ from sfvi.bench.step import Comparison, Effort
 from sfvi.families import block
 from sfvi.zoo import hierarchical_bnn
 
-from . import report
-from .scaling import PROJECT, peak_memory
+from . import contest, report
 
 FEATURES, WIDTH, CLASSES = 784, 64, 10
 SCALE, STEP_SIZE, TARGET = 0.05, 0.01, 1.15
-MADE_BY = "python -m benchmarks.networks"
+MODULE = "benchmarks.networks"
 CASES = {10: (5421, 500), 50: (1084, 100)}  # rows of a silo and of a batch
-FULL, QUICK = Effort(repetitions=5, steps=20), Effort(repetitions=1, steps=2)
+FULL = Effort(repetitions=5, steps=20)
 Silos = Mapping[str, Mapping[str, np.ndarray]]
 
 
@@ -115,26 +109,16 @@ def compare(num_silos: int, effort: Effort) -> Comparison:
     return Comparison(num_silos, step.measure(entries, effort))
 
 
-def memory(num_silos: int, name: str) -> int:
-    """Peak bytes of a process of its own that makes two repetitions."""
-    command = [sys.executable, "-m", "benchmarks.networks", "--memory", json.dumps([num_silos, name])]
-    done = subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.PIPE, text=True)
-    return int(done.stdout)
-
-
-def _memory_here(num_silos, name):
+def _contestant(num_silos, name):
     rows, batch = CASES[num_silos]
-    contestant = CONTESTANTS[name](simulated(num_silos, rows), batch, 2)
-    state, _ = contestant.run(contestant.state)
-    jax.block_until_ready(contestant.run(state))
-    return peak_memory()
+    return CONTESTANTS[name](simulated(num_silos, rows), batch, 2)
 
 
 def document(effort: Effort) -> str:
     """Measure, and tell."""
     parts = [
         "# A step on the paper's network",
-        f"Made by `{MADE_BY}` on: {report.machine()}. Ratios carry over to other machines, seconds do not.",
+        f"Made by `python -m {MODULE}` on: {report.machine()}. Ratios carry over to other machines, seconds do not.",
         "The hierarchical network of `zoo.hierarchical_bnn`, 784-64-10, mean field: 100,354 numbers at the server and "
         "101,632 in each silo, Adam's moments beside them, float32. Compared with the step one would write by hand for "
         f"pooled data, same objective and estimator. They take turns, {effort.repetitions} repetitions of "
@@ -154,26 +138,11 @@ def document(effort: Effort) -> str:
                 f"{seconds.min():.1f}",
                 f"{np.median(seconds):.1f}",
             ]
-            rows.append([*cells, *ratios, f"{memory(num_silos, name) / 1e9:.2f}"])
+            rows.append([*cells, *ratios, f"{contest.memory(MODULE, num_silos, name) / 1e9:.2f}"])
     parts.append(report.table(header, rows))
     parts.append(f"Target: at most {TARGET} times the hand-written step.")
     return "\n\n".join(parts) + "\n"
 
 
-def main() -> None:
-    """Parse, measure, print, write."""
-    parser = argparse.ArgumentParser(prog=MADE_BY, description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a miniature that writes nothing")
-    parser.add_argument("--memory", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.memory:
-        print(_memory_here(*json.loads(options.memory)))
-        return
-    text = document(QUICK if options.quick else FULL)
-    print(text)
-    if not options.quick:
-        (Path(__file__).parent / "NETWORKS.md").write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    contest.main(MODULE, __doc__.splitlines()[0], "NETWORKS.md", document, _contestant, FULL)

@@ -3,12 +3,7 @@
 python -m benchmarks.topics            # about five minutes
 """
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +22,13 @@ from sfvi.families import block, mean_field
 from sfvi.zoo import prod_lda
 from sfvi.zoo.prod_lda import log_likelihood
 
-from . import report
-from .scaling import PROJECT, peak_memory
+from . import contest, report
 
 WORDS, TOPICS, SILOS, DOCUMENTS, LONGEST = 2000, 21, 3, 6282, 808  # of 20 Newsgroups
 SCALE, STEP_SIZE, TARGET = 0.05, 0.01, 1.15
-MADE_BY = "python -m benchmarks.topics"
+MODULE = "benchmarks.topics"
 BATCHES = (64, 200)  # documents of each silo in a step
-FULL, QUICK = Effort(repetitions=5, steps=100), Effort(repetitions=1, steps=2)
+FULL = Effort(repetitions=5, steps=100)
 Silos = Mapping[str, Mapping[str, np.ndarray]]
 
 
@@ -125,18 +119,8 @@ def compare(batch: int, effort: Effort) -> Comparison:
     return Comparison(SILOS, step.measure(entries, effort))
 
 
-def memory(batch: int, name: str) -> int:
-    """Peak bytes of a process of its own that makes two repetitions."""
-    command = [sys.executable, "-m", "benchmarks.topics", "--memory", json.dumps([batch, name])]
-    done = subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.PIPE, text=True)
-    return int(done.stdout)
-
-
-def _memory_here(batch, name):
-    contestant = CONTESTANTS[name](simulated(), batch, 2)
-    state, _ = contestant.run(contestant.state)
-    jax.block_until_ready(contestant.run(state))
-    return peak_memory()
+def _contestant(batch, name):
+    return CONTESTANTS[name](simulated(), batch, 2)
 
 
 def document(effort: Effort) -> str:
@@ -145,7 +129,7 @@ def document(effort: Effort) -> str:
     kept = sum(values.nbytes for bag in simulated().values() for values in bag.values()) / 1e6
     parts = [
         "# A step on a topic model",
-        f"Made by `{MADE_BY}` on: {report.machine()}. Ratios carry over to other machines, seconds do not.",
+        f"Made by `python -m {MODULE}` on: {report.machine()}. Ratios carry over to other machines, seconds do not.",
         f"ProdLDA as published (`zoo.prod_lda`): {SILOS} silos of {DOCUMENTS:,} documents, {WORDS:,} words, {TOPICS} "
         f"topics, mean field: {2 * TOPICS * WORDS:,} numbers at the server, {2 * SILOS * DOCUMENTS * TOPICS:,} in the "
         "silos, Adam's moments beside them, float32. Compared with the step one would write by hand for pooled "
@@ -162,26 +146,13 @@ def document(effort: Effort) -> str:
             ratios = [f"{found.ratio(name, step.HAND, summary):.2f}" for summary in (np.min, np.median)]
             shown = [f"{1000 * seconds.min():.1f}", f"{1000 * np.median(seconds):.1f}"]
             speed = f"{SILOS * batch / np.median(seconds):,.0f}"
-            rows.append([f"{SILOS} x {batch}", name, *shown, speed, *ratios, f"{memory(batch, name) / 1e9:.2f}"])
+            rows.append(
+                [f"{SILOS} x {batch}", name, *shown, speed, *ratios, f"{contest.memory(MODULE, batch, name) / 1e9:.2f}"]
+            )
     parts.append(report.table(header, rows))
     parts.append(f"Target: at most {TARGET} times the hand-written step.")
     return "\n\n".join(parts) + "\n"
 
 
-def main() -> None:
-    """Parse, measure, print, write."""
-    parser = argparse.ArgumentParser(prog=MADE_BY, description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a miniature that writes nothing")
-    parser.add_argument("--memory", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.memory:
-        print(_memory_here(*json.loads(options.memory)))
-        return
-    text = document(QUICK if options.quick else FULL)
-    print(text)
-    if not options.quick:
-        (Path(__file__).parent / "TOPICS.md").write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    contest.main(MODULE, __doc__.splitlines()[0], "TOPICS.md", document, _contestant, FULL)

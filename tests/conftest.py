@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -11,7 +12,8 @@ os.environ["JAX_ENABLE_X64"] = "1"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time of a test goes into compiling a program that runs for milliseconds.
 QUICK = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1"
 )
 os.environ.setdefault("XLA_FLAGS", QUICK)
 # Many tests compile the same small programs; the second time, and in the other worker, they are read back.
@@ -61,6 +63,12 @@ def pytest_collection_modifyitems(items):
     for name in THOROUGH:
         if name in by_name:
             by_name[name].add_marker(pytest.mark.thorough)
+
+
+def pytest_collection_finish():
+    """What was imported stays; tracing makes many small objects, among which there is little to find."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture

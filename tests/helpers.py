@@ -151,24 +151,25 @@ def everyone(number):
 def run_one_by_one(algorithm, data, theta, key, num_rounds):
     """Every silo by itself, replies stacked by name: what a deployment does."""
     server_key, silo_key = loop.keys(key)
-    server = algorithm.server_init(server_key, theta, unit_numbers(data))
-    broadcast = algorithm.broadcast(server_key, server)
-    states = {name: algorithm.silo_init(silo_key, broadcast, silo) for name, silo in data.items()}
-    steps = {name: jax.jit(lambda k, s, b, d: algorithm.silo_step(k, s, b, d)) for name in data}
+    tell = jax.jit(lambda server: algorithm.broadcast(server_key, server))
+    draw = jax.jit(lambda server: algorithm.participants(server_key, server))
+    start = jax.jit(lambda broadcast, silo: algorithm.silo_init(silo_key, broadcast, silo))
+    step = jax.jit(lambda state, broadcast, silo: algorithm.silo_step(silo_key, state, broadcast, silo))
+    finish = jax.jit(lambda state, broadcast, silo: algorithm.silo_finish(silo_key, state, broadcast, silo))
     server_step, names = jax.jit(algorithm.server_step), list(data)
+    server = algorithm.server_init(server_key, theta, unit_numbers(data))
+    states = {name: start(tell(server), silo) for name, silo in data.items()}
     for _ in range(num_rounds):
-        broadcast = algorithm.broadcast(server_key, server)
-        drawn = algorithm.participants(server_key, server)
+        broadcast, drawn = tell(server), draw(server)
         present = [int(i) for i, weight in zip(*drawn, strict=True) if weight > 0]
         replies = []
         for name in (names[i] for i in present):
-            states[name], reply, _ = steps[name](silo_key, states[name], broadcast, data[name])
+            states[name], reply, _ = step(states[name], broadcast, data[name])
             replies.append(reply)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
         weights = jnp.array([weight for weight in drawn.weight if weight > 0])
         server, _ = server_step(server, broadcast, stacked, participation.Participants(jnp.array(present), weights))
-    broadcast = algorithm.broadcast(server_key, server)
-    return server, {name: algorithm.silo_finish(silo_key, states[name], broadcast, data[name]) for name in names}
+    return server, {name: finish(states[name], tell(server), data[name]) for name in names}
 
 
 def run_batched(model, algorithm, data, theta, key, num_rounds, *, merge):

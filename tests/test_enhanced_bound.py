@@ -34,7 +34,7 @@ def draw(elbo, silo, shared, step):
 def value_and_gradients(elbo, silo, shared, free, step):
     drawn = draw(elbo, silo, shared, step)
     rows = local_params.select(free, drawn.indices)
-    return jax.value_and_grad(elbo.silo, argnums=(0, 1))(shared, rows, drawn, silo)
+    return jax.jit(jax.value_and_grad(elbo.silo, argnums=(0, 1)))(shared, rows, drawn, silo)
 
 
 def test_value_is_the_log_mean_of_the_weights():

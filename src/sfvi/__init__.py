@@ -1,7 +1,7 @@
 """Structured federated variational inference: hierarchical Bayesian models over data that may not be pooled."""
 
 from . import bounds, data, diagnostics, families, formula, zoo
-from .algorithms import SFVI, FastStart, FixedNoise, SFVIAvg, Sites, participation
+from .algorithms import SFVI, FastStart, FixedNoise, SFVIAvg, SiloPrivacy, Sites, UnitPrivacy, participation
 from .calibration import Calibration, simulation_based_calibration
 from .convergence import Check, Convergence, StoppingRule
 from .engines.progress import RunProgress
@@ -31,9 +31,11 @@ __all__ = [
     "SFVIAvg",
     "SfviError",
     "SiloPosterior",
+    "SiloPrivacy",
     "Sites",
     "StoppingRule",
     "StructuredModel",
+    "UnitPrivacy",
     "bounds",
     "data",
     "diagnostics",

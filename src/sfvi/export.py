@@ -55,7 +55,12 @@ def inference_data(groups: Mapping[str, Group], coords: Mapping[str, Any]) -> "a
         usable = usable_coords(values, dims, coords, first=int(drawn))
         arrays = {site: np.array(value)[None] if drawn else np.array(value) for site, value in values.items()}
         first = ["chain", "draw"] if drawn else []
-        found[name] = arviz.dict_to_dataset(arrays, coords=usable, dims=dims, default_dims=first)
+        made = arviz.dict_to_dataset(arrays, coords=usable, dims=dims, default_dims=first)
+        for site, value in arrays.items():
+            if value.ndim == 0:  # ArviZ gives it a dimension, which draws of it do not have
+                (extra,) = made[site].dims
+                made = made.assign({site: made[site].isel({extra: 0}, drop=True)}).drop_vars([extra], errors="ignore")
+        found[name] = made
     return arviz.InferenceData(**found)
 
 

@@ -24,7 +24,7 @@ from .errors import DataError, DivergenceError, OptionError
 from .model import StructuredModel
 from .network_identity import network_identity
 from .posterior import GlobalPosterior, SiloPosterior
-from .provenance import Provenance, provenance, replies
+from .provenance import Provenance, provenance, replies, spent
 from .results import Fit, joined_path, joined_trace, noise_error
 from .run_checks import (
     check_centred_sites,
@@ -160,7 +160,10 @@ def _result(model, data, done, origin: Provenance) -> Fit:
         present=present,
         convergence=stage.outcome.convergence,
         seconds=sum(part.outcome.seconds for part in done),
-        provenance=origin._replace(sent=replies((part.bound, _silent(part)) for part in done)),
+        provenance=origin._replace(
+            sent=replies((part.bound, _silent(part)) for part in done),
+            privacy=spent(elbo.options, len(stage.outcome.history.elbo)),
+        ),
     )
 
 

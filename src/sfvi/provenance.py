@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from ._random import as_key
-from .algorithms import participation
+from .algorithms import Spent, participation
 from .bounds import Bound
 from .families import Amortized
 
@@ -62,6 +62,7 @@ class Provenance(NamedTuple):
         precision: "float32" or "float64".
         versions: Of Python and of what the result depends on.
         sent: What a reply holds, for each algorithm of the run.
+        privacy: What the run has cost those whom it protects; None without differential privacy.
     """
 
     engine: str
@@ -73,10 +74,12 @@ class Provenance(NamedTuple):
     precision: str
     versions: dict[str, str]
     sent: tuple[Sent, ...] = ()
+    privacy: Spent | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {**self._asdict(), "sent": [[s.algorithm, [list(part) for part in s.parts]] for s in self.sent]}
+        sent = [[s.algorithm, [list(part) for part in s.parts]] for s in self.sent]
+        return {**self._asdict(), "sent": sent, "privacy": None if self.privacy is None else self.privacy._asdict()}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any] | None) -> "Provenance | None":
@@ -87,7 +90,8 @@ class Provenance(NamedTuple):
             Sent(name, tuple(Part(tuple(path), tuple(shape), dtype) for path, shape, dtype in parts))
             for name, parts in plain["sent"]
         )
-        return cls(**{**plain, "given": tuple(plain["given"]), "sent": sent})
+        privacy = None if plain.get("privacy") is None else Spent(**plain["privacy"])
+        return cls(**{**plain, "given": tuple(plain["given"]), "sent": sent, "privacy": privacy})
 
 
 def provenance(engine: str, options: Any, key: Any, settings: Mapping[str, Any]) -> Provenance:
@@ -117,6 +121,11 @@ def versions() -> dict[str, str]:
 def replies(parts: Iterable[tuple[Any, Any]]) -> tuple[Sent, ...]:
     """What replies hold under each algorithm, given with its silent reply; one that runs again is told once."""
     return tuple(dict.fromkeys(Sent.of(algorithm, silent) for algorithm, silent in parts))
+
+
+def spent(options: Any, rounds: int) -> Spent | None:
+    """What so many rounds under these options have cost those whom they protect."""
+    return None if options.privacy is None else Spent.of(options.privacy, rounds)
 
 
 def _entry(entry):

@@ -13,6 +13,7 @@ import pandas as pd
 
 from . import archive
 from ._types import Key, Theta
+from .algorithms import Spent
 from .convergence import Check, Convergence
 from .diagnostics import Check as DiagnosticCheck
 from .diagnostics import Diagnosis
@@ -82,7 +83,9 @@ class Fit:
         name = "ELBO" if draws == 1 else f"bound with {draws} draws"
         level = f", {name} {recent.mean():,.2f}" if len(self.elbo) and np.isfinite(recent).all() else ""
         verdict = "" if self.convergence is None else f"; {self.convergence.verdict}"
-        return f"<Fit: {len(self._fitted)} silos, {len(self.elbo)} rounds{level}{verdict}>"
+        silos, rounds = len(self._fitted), len(self.elbo)
+        size = f"{silos} silo{'' if silos == 1 else 's'}, {rounds} round{'' if rounds == 1 else 's'}"
+        return f"<Fit: {size}{level}{verdict}>"
 
     @property
     def elbo(self) -> np.ndarray:
@@ -100,6 +103,11 @@ class Fit:
     def theta(self) -> Theta:
         r"""The fitted $\theta$ in the model's own space."""
         return self.posterior.theta
+
+    @property
+    def privacy(self) -> Spent | None:
+        r"""$\epsilon$ and $\delta$ of what left the silos; None if that was not differentially private."""
+        return None if self.provenance is None else self.provenance.privacy
 
     @property
     def graph(self) -> ModelGraph:
@@ -144,8 +152,8 @@ class Fit:
         checks: list[DiagnosticCheck] = [check_rounds(self.elbo, self.path, self.convergence)]
         absent = [name for name in self._fitted if name not in self._silos]
         if absent:
-            note = f"optimum, importance: not checked, since the data of {absent[0]!r}"
-            note += f" and {len(absent) - 1} more silos are not here." if absent[1:] else " are not here."
+            others = f" and {len(absent) - 1} more silo{'s' if absent[2:] else ''}" if absent[1:] else ""
+            note = f"optimum, importance: not checked, since the data of {absent[0]!r}{others} are not here."
             return Diagnosis(tuple(checks), (note,))
         notes = []
         if not self.posterior.model.population.layout.size:
@@ -220,7 +228,7 @@ def _remove_stale(folder, names):
 
 def path_frame(model: StructuredModel, rounds: np.ndarray, values: np.ndarray) -> pd.DataFrame:
     """Means and sds of the global latents after some rounds, as a table."""
-    labels = model.population.layout.labels()
+    labels = model.labels()
     columns = pd.MultiIndex.from_product([["mean", "sd"], labels])
     return pd.DataFrame(values, pd.Index(rounds, name="round"), columns)
 
@@ -261,7 +269,7 @@ def noise_error(
             "noise of mean, in sds": means.std(0, ddof=1) / np.sqrt(2),
             "noise of log sd": sds.std(0, ddof=1) / np.sqrt(2),
         }
-    return pd.DataFrame(columns, index=model.population.layout.labels())
+    return pd.DataFrame(columns, index=model.labels())
 
 
 def _file_name(silo):

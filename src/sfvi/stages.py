@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ._types import Key, Theta
-from .algorithms import AlgorithmOptions, FederatedAlgorithm
+from .algorithms import AlgorithmOptions, FederatedAlgorithm, UnitPrivacy
 from .engines import batching, in_process, loop
 from .engines.checkpoint import Checkpoint
 from .errors import OptionError
@@ -99,6 +99,7 @@ class Part(NamedTuple):
 
 def schedule(options: AlgorithmOptions, key: Key, num_rounds: int, *, ends: bool) -> list[Part]:
     """The algorithms to run one after the other; `ends` says that no rule stops the main one earlier."""
+    _check_privacy(options, ends=ends)
     chosen = options.stages()
     main = next(position for position, (_, rounds) in enumerate(chosen) if rounds is None)
     parts = []
@@ -110,12 +111,23 @@ def schedule(options: AlgorithmOptions, key: Key, num_rounds: int, *, ends: bool
     return parts
 
 
+def _check_privacy(options: Any, *, ends):
+    if options.privacy is not None and not ends:
+        raise OptionError(
+            "privacy: the stopping rule looks at the ELBO, which has no noise; leave until_converged out."
+        )
+
+
 def plan(model: StructuredModel, data: dict[str, SiloData], theta: Theta, parts: list[Part]) -> list[Stage]:
     """Prepare and check all stages before the first begins."""
     planned = []
     for options, key, num_rounds, suffix in parts:
         bound = options.bind(model)
-        batches = batching.plan(model, data, theta, merge=bound.additive)
+        privacy = bound.elbo.options.privacy
+        if privacy is not None and privacy.shared_by > len(data):
+            raise OptionError(f"privacy: shared_by is {privacy.shared_by}, but there are {len(data)} silos.")
+        apart = isinstance(privacy, UnitPrivacy)
+        batches = batching.plan(model, data, theta, merge=bound.additive, apart=apart)
         check_batched_inputs(options, data, batches)
         check_participation(bound.elbo.options.participation, loop.keys(key)[0], list(data), num_rounds)
         compiled = loop.build(bound, batches, {name: silo.num_units for name, silo in data.items()})

@@ -1,5 +1,7 @@
 """SFVI on the importance-weighted bound over everything."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +56,11 @@ def pooled_bound(elbo, shared, locals_, data, server_key, silo_key, number, num_
     return jax.nn.logsumexp(terms) - jnp.log(num_draws)
 
 
-def one_round(algorithm, data, server, locals_, server_key, silo_key):
+def one_round(algorithm, *rest):
+    return jax.jit(functools.partial(_one_round, algorithm))(*rest)
+
+
+def _one_round(algorithm, data, server, locals_, server_key, silo_key):
     broadcast = algorithm.broadcast(server_key, server)
     states, replies = {}, []
     for name, silo in data.items():
@@ -78,7 +84,7 @@ def test_value_and_gradient_are_those_of_pooled_data():
     def bound(shared, locals_):
         return pooled_bound(algorithm.elbo, shared, locals_, data, server_key, silo_key, jnp.asarray(0), 3)
 
-    value, (shared, local) = jax.value_and_grad(bound, argnums=(0, 1))(before.shared, locals_)
+    value, (shared, local) = jax.jit(jax.value_and_grad(bound, argnums=(0, 1)))(before.shared, locals_)
     np.testing.assert_allclose(info.elbo_term, value, rtol=1e-12)
     assert_trees_close(jax.tree.map(jnp.subtract, after.shared, before.shared), shared, rtol=1e-8, atol=1e-9)
     assert_trees_close(jax.tree.map(jnp.subtract, families, locals_), local, rtol=1e-8, atol=1e-9)

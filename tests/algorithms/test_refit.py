@@ -111,6 +111,7 @@ def test_noise_of_a_refit_is_not_that_of_the_rounds():
     start = algorithm.silo_init(KEY, broadcast, silo)
     shared = broadcast.shared
 
+    @jax.jit
     def step_with(key):
         """One step of the silo with the noise of step 0 of this key."""
         own_key = jax.random.fold_in(jax.random.fold_in(key, silo.silo_word), 0)
@@ -118,7 +119,7 @@ def test_noise_of_a_refit_is_not_that_of_the_rounds():
         gradient = jax.grad(elbo.silo, argnums=1)(shared, start.family, draw, silo)
         return local_params.ascend(ASCENT, start.family, start.opt_state, gradient, {})[0]
 
-    in_round = algorithm.silo_step(KEY, start, broadcast, silo)[0].family
+    in_round = jax.jit(algorithm.silo_step)(KEY, start, broadcast, silo)[0].family
     in_refit = refit(elbo, KEY, shared, start.family, silo, num_steps=1, optimizer=ASCENT)
     assert_trees_close(in_round, step_with(KEY))
     assert_trees_close(in_refit, step_with(jax.random.fold_in(KEY, STREAM)))

@@ -44,20 +44,23 @@ def avg(model, silos, **options):
 def plain_vi(algorithm, silo, shared, family, key, steps):
     """Ordinary stochastic VI on one silo's ELBO: the loop one would write by hand, with the same noise."""
     optimizer = algorithm.options.optimizer
-    opt_state, own_state = _optim.init(optimizer, shared), local_params.init(optimizer, family, silo)
-    for number in range(steps):
+
+    def elbo(shared, family, noise, drawn):
+        own = server_term(silo.program.population, shared, noise, estimator="stl")
+        return own + silo_term(silo, shared, family, noise, drawn, {}, estimator="stl")
+
+    @jax.jit
+    def step(number, shared, family, opt_state, own_state):
         own_key = jax.random.fold_in(jax.random.fold_in(key, silo.silo_word), number)
         noise = global_noise(own_key, 1, shared.family.noise_size, jnp.float64)[0]
-        drawn = local_noise(key, jnp.asarray(number), silo, {}, 1, jnp.float64)
-        drawn = jax.tree.map(lambda leaf: leaf[0], drawn)
-
-        def elbo(shared, family, noise=noise, drawn=drawn):
-            own = server_term(silo.program.population, shared, noise, estimator="stl")
-            return own + silo_term(silo, shared, family, noise, drawn, {}, estimator="stl")
-
-        gradient, local = jax.jit(jax.grad(elbo, argnums=(0, 1)))(shared, family)
+        drawn = jax.tree.map(lambda leaf: leaf[0], local_noise(key, number, silo, {}, 1, jnp.float64))
+        gradient, local = jax.grad(elbo, argnums=(0, 1))(shared, family, noise, drawn)
         shared, opt_state = _optim.ascend(optimizer, gradient, opt_state, shared)
-        family, own_state = local_params.ascend(optimizer, family, own_state, local, {})
+        return shared, *local_params.ascend(optimizer, family, own_state, local, {}), opt_state
+
+    opt_state, own_state = _optim.init(optimizer, shared), local_params.init(optimizer, family, silo)
+    for number in range(steps):
+        shared, family, own_state, opt_state = step(jnp.asarray(number), shared, family, opt_state, own_state)
     return shared, family
 
 
@@ -210,13 +213,10 @@ def test_local_posterior_does_not_jump_at_an_average():
     server_key, silo_key = loop.keys(KEY)
     server = algorithm.server_init(server_key, theta, unit_numbers(data))
     broadcast = algorithm.broadcast(server_key, server)
-    step = jax.jit(algorithm.silo_step)
-    done = {
-        name: step(silo_key, algorithm.silo_init(silo_key, broadcast, silo), broadcast, silo)
-        for name, silo in data.items()
-    }
+    start, step = jax.jit(algorithm.silo_init), jax.jit(algorithm.silo_step)
+    done = {name: step(silo_key, start(silo_key, broadcast, silo), broadcast, silo) for name, silo in data.items()}
     replies = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[reply for _, reply, _ in done.values()])
-    server, _ = algorithm.server_step(server, broadcast, replies, everyone(2))
+    server, _ = jax.jit(algorithm.server_step)(server, broadcast, replies, everyone(2))
     z = jnp.array([0.2, -0.1, 0.3])
     noise = Local(None, {"units": jnp.ones((2, 4))})
     for name, (state, reply, _) in done.items():

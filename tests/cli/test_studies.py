@@ -1,16 +1,20 @@
 """Fits by command: the same digits as in Python, kept whole or not at all, read again for reports."""
 
 import json
+import shutil
 import sys
+from html import unescape
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 import sfvi
+from sfvi import archive
 from sfvi.cli import app
 from sfvi.engines.progress import ProgressBar
 from sfvi.errors import SfviError
+from sfvi.studies import keeping
 
 from . import small
 
@@ -80,25 +84,63 @@ def test_after_an_interruption_the_same_command_goes_on(fitted, home, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(ProgressBar, "update", stop)
-        assert sfvi_command(*command, code=130).stderr == "Interrupted; the same command goes on.\n"
+        begun, said = sfvi_command(*command, code=130).stderr.splitlines()
+        assert begun == "Fitting 2 silos, 60 rounds; this may take minutes."
+        assert said == "Interrupted; the same command goes on."
     assert [path.name for path in (home / "again").iterdir()] == ["run.npz"]
     said = sfvi_command(*command).stdout
     assert said.endswith(f"  sfvi report again --silo north={HERE}:load --silo south=south.csv\n")
+    assert "not known yet: diagnose finds out" in said
     assert "\nmu  " in said
     assert sfvi.load(home / "again", small.model, {}).elbo.tolist() == fitted.elbo.tolist()
-    sfvi_command(*command)  # and once more: there it is
+    assert "'again' held the result of the same command already" in sfvi_command(*command).stderr
 
 
 def test_how_far_to_trust_it_and_its_reports(kept, home):
     assert "not here" in sfvi_command("diagnose", "kept", code=3).stdout
     said = sfvi_command("report", "kept", "--silo", "south=south.csv", "--output", "out.html").stdout
-    assert said == "The report is in out.html.\nThe report is in out-south.html.\n"
+    assert said.startswith("The report is in out.html.\nThe report is in out-south.html.\nThe diagnosis was made now")
     assert all("<html" in (home / name).read_text() for name in ("out.html", "out-south.html"))
+    assert "The global posterior: " in (home / "out-south.html").read_text()
     result = CliRunner().invoke(app, ["diagnose", "kept/silos/south.npz", "--silo", "south=south.csv", "--json"])
     found = json.loads(result.stdout)
     assert found["fit"] is None
     assert [check["name"] for check in found["silos"]["south"]["checks"]] == ["units", "predictive"]
     assert result.exit_code == (0 if found["trust"] == "fine" else 3)
+    units, predictive = found["silos"]["south"]["checks"]
+    assert {len(units["table"]), units["table"][-1]["unit"] + 1} == {18}
+    assert predictive["table"][0]["site"] == "y"
+
+
+def test_a_diagnosis_is_kept_beside_the_fit_that_it_is_of(kept, home, fitted, monkeypatch):
+    result = CliRunner().invoke(app, ["diagnose", "kept", *SILOS, "--json"])
+    found = json.loads(result.stdout)["fit"]
+    assert [row["coordinate"] for row in found["checks"][1]["steps"]] == ["mu"]
+    sfvi_command("diagnose", "kept", code=3)  # with less: what was found with all silos stays
+    with monkeypatch.context() as patch:
+        patch.setattr(sfvi.Fit, "diagnose", None)
+        made = json.loads(sfvi_command("report", "kept", "--json").stdout)
+        assert made == {"reports": ["kept/report.html"], "diagnosis": "kept/diagnosis.json"}
+        assert found["checks"][2]["verdict"].partition(": ")[2][8:] in unescape((home / "kept/report.html").read_text())
+        sfvi_command("report", "kept", "--no-diagnosis")
+        assert "Not diagnosed" in (home / "kept/report.html").read_text()
+        again = keeping.find(home / "kept", fitted.posterior, ["north"]).diagnosis["importance"]
+    assert again.summary(num_samples=50).loc["mu", "mean"] == pytest.approx(1.0, abs=1.0)
+    assert keeping.find(home / "kept", fitted.posterior, ["east"]) is None
+    (home / "other").mkdir()
+    for name in ("global.npz", "diagnosis.json"):
+        shutil.copy(home / "kept" / name, home / "other" / name)
+    arrays, header = archive.read(home / "kept" / "fit.npz", kind="fit")
+    archive.write(home / "other" / "fit.npz", {**arrays, "trace.elbo": arrays["trace.elbo"] + 1.0}, header)
+    assert keeping.find(home / "other", fitted.posterior, []) is None
+
+
+def test_columns_of_text_are_no_matter_unless_they_are_asked_for(home):
+    command = ["fit", "--model", f"{HERE}:model", "--rounds", 2, "--silo", "south=rows.csv", "--output", "text"]
+    found = json.loads(sfvi_command(*command, "--json").stdout)
+    assert found["notes"] == ["Silo south: columns of text, which the program does not see: g"]
+    with pytest.raises(SfviError, match="Silo 'b': the program asks for column 'g', which holds text; turn it into"):
+        sfvi.StructuredModel(small.population, lambda mu, data: data["g"]).silo_data("b", pd.read_csv("rows.csv"))
 
 
 def test_a_formula_leaves_what_its_report_needs(home, float32):
@@ -109,7 +151,9 @@ def test_a_formula_leaves_what_its_report_needs(home, float32):
     assert "36 rows in 2 silos" in found["notes"][0]
     made = json.loads(sfvi_command("report", "formula", "--silo", "a=rows.csv", "--json").stdout)["reports"]
     assert made == ["formula/report.html", "formula/report-a.html"]
-    assert "beta[x]" in (home / "formula" / "report.html").read_text()
+    text = (home / "formula" / "report.html").read_text()
+    assert "<code>x</code>" in text
+    assert "beta" not in text
 
 
 MODEL = ["--model", f"{HERE}:model"]

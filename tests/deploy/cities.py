@@ -3,7 +3,7 @@
 import sfvi
 from sfvi.deploy import SiloInput
 
-SIZES = {"north": 300, "south": 237}
+SIZES = {"north": 200, "south": 200, "west": 137}
 model = sfvi.zoo.logistic_mixed_model()
 
 

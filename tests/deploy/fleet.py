@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from .federation import HERE, SFVI, environment, free_port, use_all_cores
@@ -191,3 +192,11 @@ class Fleet:
 def surroundings():
     """Of all processes; in tests they compile as quickly as the tests themselves."""
     return {**environment(), **{name: os.environ[name] for name in ("XLA_FLAGS",) if name in os.environ}}
+
+
+def assert_close(one, other, tolerance):
+    """Relative to the largest entry of each array."""
+    assert set(one) == set(other)
+    for name, array in one.items():
+        scale = np.abs(array).max(initial=0.0)
+        np.testing.assert_allclose(array, other[name], rtol=0, atol=tolerance * scale, err_msg=name)

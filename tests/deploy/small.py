@@ -3,6 +3,7 @@
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 
 import sfvi
 from sfvi.deploy import SiloInput
@@ -34,3 +35,5 @@ model = sfvi.StructuredModel(population, silo)
 half = sfvi.SFVI(participation=sfvi.participation.count(2))
 half_of_sites = sfvi.Sites(participation=sfvi.participation.count(2), num_local_steps=20)
 not_options = 3
+most = sfvi.SFVI(participation=sfvi.participation.count(2), optimizer=optax.sgd(0.01))
+averages = sfvi.SFVIAvg(num_local_steps=5, weights="units", global_family=sfvi.families.mean_field())

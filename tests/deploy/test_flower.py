@@ -6,7 +6,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -21,8 +20,9 @@ from sfvi.deploy.flower import apps, keys, kits, sites
 from sfvi.deploy.flower.transport import FIELD, RECORD, GridTransport
 from sfvi.errors import DeploymentError, OptionError
 
+from . import cities
 from .federation import HERE, free_port
-from .fleet import Fleet, surroundings
+from .fleet import Fleet, assert_close, surroundings
 
 pytestmark = pytest.mark.deployed
 OPTIONS = {"num_local_steps": 50, "refit_steps": 20}
@@ -37,6 +37,7 @@ DEFAULTS = {
     "late": 10.0,
     "deadline": 600.0,
     "disclose-elbo": False,
+    "secure-sum": False,
     "until-converged": False,
     "wire": "float32",
     "reply": "",
@@ -273,7 +274,7 @@ sfvi.fit(cities.model, silos, unit_ids=ids, algorithm=algorithm, num_rounds=2, k
 def fleet(tmp_path_factory):
     """A fleet in double precision, with people around it who do not belong to it."""
     folder = tmp_path_factory.mktemp("fleet")
-    with Fleet(folder, precision="float64") as fleet:
+    with Fleet(folder, cities.SIZES, precision="float64") as fleet:
         for name in ("liar", "stranger", "elsewhere"):
             shutil.copytree(fleet.kits / "north", folder / name)
         public = folder / "liar.pub"
@@ -291,33 +292,31 @@ def fleet(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def deployed(fleet):
-    """A run over the fleet, and the same in one process."""
-    number = fleet.begin("cities", algorithm="Sites", options=json.dumps(OPTIONS), rounds=2, key=7, wire="float64")
+    """A run with secure sums over the fleet, and a plain one in one process."""
+    about = {"algorithm": "Sites", "options": json.dumps(OPTIONS), "rounds": 2, "key": 7, "wire": "float64"}
+    number = fleet.begin("cities", **about, **{"secure-sum": True})
     path = fleet.folder / "reference"
     double = {**surroundings(), "JAX_ENABLE_X64": "1"}
     subprocess.run([sys.executable, "-c", REFERENCE, str(path)], env=double, cwd=HERE, check=True)
     return SimpleNamespace(state=fleet.wait(number, "cities"), reference=path)
 
 
-def close(one, other, tolerance):
-    """Relative to the largest entry of each array."""
-    assert set(one) == set(other)
-    for name, array in one.items():
-        scale = np.abs(array).max(initial=0.0)
-        np.testing.assert_allclose(array, other[name], rtol=0, atol=tolerance * scale, err_msg=name)
-
-
-def test_a_deployed_run_gives_the_result_of_one_process(fleet, deployed):
+def test_secure_sums_give_the_result_of_one_process(fleet, deployed):
+    """But for what rounding to 2^-32 in each of two rounds makes of it."""
     assert deployed.state == ("finished:completed", "N/A"), fleet.logs()
     found, _ = archive.read(fleet.result("cities") / "global.npz", kind="global posterior")
-    close(archive.read(deployed.reference / "global.npz", kind="global posterior")[0], found, 1e-12)
+    assert_close(archive.read(deployed.reference / "global.npz", kind="global posterior")[0], found, 1e-6)
     assert not list(fleet.result("cities").glob("silos/*"))
+    for name in fleet.silos:
+        lines = map(json.loads, (fleet.kits / name / "runs" / "audit.jsonl").read_text().splitlines())
+        kinds = [(line["kind"], *line["arrays"]) for line in lines if line["kind"] in ("round", "unmask")]
+        assert kinds == [("round", "masked"), ("unmask",)] * 2
 
 
 def test_silos_keep_their_posteriors(fleet, deployed):
     for name in fleet.silos:
         found, _ = archive.read(fleet.silo_posterior(name, "cities"), kind="silo posterior")
-        close(archive.read(deployed.reference / "silos" / f"{name}.npz", kind="silo posterior")[0], found, 1e-12)
+        assert_close(archive.read(deployed.reference / "silos" / f"{name}.npz", kind="silo posterior")[0], found, 1e-6)
 
 
 def test_strangers_get_nowhere(fleet, deployed):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 from unittest.mock import ANY
@@ -18,7 +19,7 @@ from sfvi.deploy.flower import kits as flower_kits
 from sfvi.deploy.flower import sites as flower_sites
 from sfvi.deploy.ledger import read_json, write_text
 from sfvi.deploy.nvflare import kits, sites
-from sfvi.deploy.nvflare.operator import Operator
+from sfvi.deploy.nvflare.operator import Operator, check_output
 from sfvi.deploy.silo import Silo, scrubbed
 from sfvi.deploy.spec import RunSpec
 from sfvi.errors import DataError, DeploymentError, OptionError, WireError
@@ -219,6 +220,17 @@ def test_wrong_kits_are_told_at_once(tmp_path):
         kits.check(made["a"], role="client")
 
 
+def test_standard_output_is_for_what_was_asked(tmp_path, capfd):
+    """What NVFlare says about itself, here while it looks for a server that is not there, would spoil --json."""
+    operator = kits.init(tmp_path / "kits", host="localhost", port=1, silos=["a"])["operator"]
+    capfd.readouterr()
+    with pytest.raises(DeploymentError, match="server cannot be reached"):
+        Operator(operator, RunSpec(name="x", silos=("a",), deadline=0.1)).run(tmp_path / "x")
+    printed = capfd.readouterr()
+    assert "FLARE" in printed.err
+    assert printed.out == ""
+
+
 def test_a_port_that_is_taken_is_said(tmp_path):
     with socket.socket() as other:
         other.bind(("", 0))
@@ -256,8 +268,31 @@ def test_typos_are_found_before_anything_is_asked(tmp_path, arguments, words):
     assert words in str(result.exception)
 
 
-def test_status_of_a_silo(tmp_path):
-    serve(tmp_path, spec(num_rounds=2), Direct(make_silos(tmp_path))).run()
-    (tmp_path / "a").rename(tmp_path / "runs")
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run that is over."""
+    folder = tmp_path_factory.mktemp("finished")
+    serve(folder, spec(num_rounds=2), Direct(make_silos(folder))).run()
+    return folder
+
+
+def test_status_of_a_silo(finished, tmp_path):
+    shutil.copytree(finished / "a", tmp_path / "runs")
     said = CliRunner().invoke(app, ["status", "--kit", str(tmp_path)]).output
     assert "run: finished, its posterior is in" in said
+
+
+def test_a_result_is_not_written_over_something_else(finished, tmp_path):
+    """But over that of the same run, which is fetched again."""
+    operator = kits.init(tmp_path / "kits", host="localhost", port=8002, silos=["a"])["operator"]
+    result = finished / "server" / "run" / "result"
+    before = {path: path.stat().st_mtime_ns for path in result.iterdir()}
+    for folder, words in (
+        (result, "holds another fit"),
+        (tmp_path / "kits", "holds something else already"),
+        (result / "global.npz", "is a file"),
+    ):
+        command = ["run", "--kit", str(operator), "--name", "x", "--silo", "a", "--output", str(folder)]
+        assert words in str(CliRunner().invoke(app, command).exception)
+    assert {path: path.stat().st_mtime_ns for path in result.iterdir()} == before
+    check_output(result, "run")

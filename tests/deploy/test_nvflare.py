@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import psutil
 import pytest
@@ -26,13 +27,16 @@ pytestmark = pytest.mark.deployed
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    with Federation(tmp_path_factory.mktemp("federation")) as made:
+    with Federation(tmp_path_factory.mktemp("federation"), silos=cities.SIZES) as made:
         yield made
 
 
-def in_process(algorithm, rounds):
+@pytest.fixture(scope="module")
+def in_process():
+    """What all runs of SFVI come to, in single precision."""
     silos, ids = sfvi.data.split_units(sfvi.data.six_cities(), cities.SIZES, seed=1)
-    return sfvi.fit(sfvi.zoo.logistic_mixed_model(), silos, unit_ids=ids, key=0, num_rounds=rounds, algorithm=algorithm)
+    with jax.enable_x64(False):
+        return sfvi.fit(sfvi.zoo.logistic_mixed_model(), silos, unit_ids=ids, key=0, num_rounds=ROUNDS)
 
 
 def wait_until(condition, timeout=60):
@@ -47,10 +51,28 @@ def largest_difference(found, expected):
     return max(np.abs(f - e).max() / np.abs(e).max() for f, e in zip(found, expected, strict=True))
 
 
-def test_the_digits_of_one_process_although_a_silo_was_killed(federation, float32):
-    """Single precision: to 1e-6 after 200 rounds, with a SIGKILL of a silo in the middle, whose work ends with it."""
-    begun = federation.begin("sfvi", "--rounds", str(ROUNDS))
-    while federation.status("sfvi").get("round", 0) < 60:
+def assert_same_digits(federation, run, fit):
+    """To 1e-6, the result and what stays in silos."""
+    found, _ = archive.read(federation.folder / run / "global.npz", kind="global posterior")
+    family = fit.posterior.family
+    mine = [found[f"family.{name}"] for name in ("loc", "log_scale", "lower")]
+    assert largest_difference(mine, [family.loc, family.log_scale, family.lower]) < 1e-6
+    for name in cities.SIZES:
+        own, _ = archive.read(federation.silo_posterior(name, run), kind="silo posterior")
+        block = fit.silo(name).free.units["children"]
+        assert largest_difference([own["local.0.loc"], own["local.0.log_scale"]], [block.loc, block.log_scale]) < 1e-6
+
+
+def test_the_digits_of_one_process(federation, in_process, float32):
+    federation.run("sfvi", "--rounds", str(ROUNDS))
+    assert_same_digits(federation, "sfvi", in_process)
+    assert "finished" in federation.sfvi("status", "--kit", str(federation.kits / "server")).stdout
+
+
+def test_secure_sums_give_the_same_digits_although_a_silo_was_killed(federation, in_process, float32):
+    """A SIGKILL of a silo in the middle, whose work ends with it; nobody has seen a reply of any of the three."""
+    begun = federation.begin("secure", "--secure-sum", "--rounds", str(ROUNDS))
+    while federation.status("secure").get("round", 0) < 60:
         assert begun.poll() is None, federation.logs()
         time.sleep(0.05)
     orphan = federation.job_process("south")
@@ -58,16 +80,12 @@ def test_the_digits_of_one_process_although_a_silo_was_killed(federation, float3
     wait_until(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE, timeout=10)
     federation.start("south")
     assert begun.wait(timeout=240) == 0, federation.logs()
-    found, _ = archive.read(federation.folder / "sfvi" / "global.npz", kind="global posterior")
-    fit = in_process(sfvi.SFVI(), ROUNDS)
-    family = fit.posterior.family
-    mine = [found[f"family.{name}"] for name in ("loc", "log_scale", "lower")]
-    assert largest_difference(mine, [family.loc, family.log_scale, family.lower]) < 1e-6
+    assert_same_digits(federation, "secure", in_process)
     for name in cities.SIZES:
-        own, _ = archive.read(federation.silo_posterior(name, "sfvi"), kind="silo posterior")
-        block = fit.silo(name).free.units["children"]
-        assert largest_difference([own["local.0.loc"], own["local.0.log_scale"]], [block.loc, block.log_scale]) < 1e-6
-    assert "finished" in federation.sfvi("status", "--kit", str(federation.kits / "server")).stdout
+        lines = (federation.kits / name / "runs" / "audit.jsonl").read_text().splitlines()
+        sent = [line for line in map(json.loads, lines) if line.get("run") == "secure" and line.get("kind") == "round"]
+        assert len(sent) >= ROUNDS
+        assert all(set(line["arrays"]) == {"masked"} for line in sent)
 
 
 def test_only_the_reply_leaves_a_silo(federation, float32):
@@ -83,7 +101,8 @@ def test_only_the_reply_leaves_a_silo(federation, float32):
 def test_sites_survives_the_death_of_the_server(federation, float32):
     flags = ["--algorithm", "Sites", "--option", "num_local_steps=50", "--option", "refit_steps=20", "--rounds", "8"]
     flags.append("--disclose-elbo")
-    federation.run("calm", *flags)
+    told = json.loads(federation.run("calm", *flags, "--json").stdout)
+    assert told == {"run": "calm", "folder": str(federation.folder / "calm")}
     assert np.isfinite(sfvi.load(federation.folder / "calm", cities.model, {}).elbo).all()
     begun = federation.begin("killed", *flags)
     while federation.status("killed").get("round", 0) < random.Random(0).randint(2, 5):

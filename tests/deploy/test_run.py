@@ -385,9 +385,9 @@ def test_specs_that_mean_nothing(options, match):
 
 
 def test_orders_are_checked():
-    fine = Order(0, 0, -1, -1, True)._asdict()
-    assert Order.read(Message("round", "r", "m", 0, fine, {})).mark
-    for name, value in (("mark", 1), ("base", -2), ("leg", True), ("other", 1)):
+    fine = {**Order(0, 0, -1, -1, True)._asdict(), "among": ["a"]}
+    assert Order.read(Message("round", "r", "m", 0, fine, {})).among == ("a",)
+    for name, value in (("mark", 1), ("base", -2), ("leg", True), ("other", 1), ("among", [1])):
         with pytest.raises(sfvi.SfviError):
             Order.read(Message("round", "r", "m", 0, {**fine, name: value}, {}))
 

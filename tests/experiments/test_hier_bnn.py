@@ -1,10 +1,13 @@
 """Table 1 in miniature, and its scores."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from sfvi.experiments import EXPERIMENTS, reproduce
-from sfvi.experiments.hier_bnn import HierBnnExperiment, Split, evaluate, majority, partition
+from sfvi.experiments import EXPERIMENTS, reproduce, spec
+from sfvi.experiments.hier_bnn import HierBnnExperiment
+from sfvi.experiments.hier_bnn_methods import Split, evaluate, majority, partition
 
 from .test_multinomial import pytestmark  # noqa: F401
 
@@ -49,6 +52,18 @@ def test_all_methods_in_miniature(folder, float32):
     assert sum("| SFVI |" in row for row in rows) == 2
 
 
+def test_silos_that_were_never_drawn_are_told(folder):
+    """They make the spread of FedSOUL as reported."""
+    experiment = spec.read(folder / "hier_bnn", HierBnnExperiment, "tiny")
+    experiment = dataclasses.replace(experiment, splits=(Split(50, 10, 1),))
+    run = {"accuracies": [0.1, *[0.9, 1.0] * 24, 0.95], "never visited": 1, "log score": -1, "rounds": 20}
+    run |= {"ECE": 0.1, "off-majority": 0.5}
+    report = experiment.report({"J = 50 / FedPop / FedSOUL, reported / seed 0": run})
+    assert "1 of 50 were never drawn in 20 rounds (1.2% to be expected)" in report
+    assert "the accuracy is 95.00 (4.95)" in report
+    assert "never drawn" not in experiment.report({})
+
+
 def test_the_papers_split():
     """Feasible sizes, the same for training and test, 90% of one digit."""
     for silos, train_rows, test_rows in ((10, 5421, 892), (50, 1084, 178)):
@@ -73,6 +88,15 @@ def test_scores_of_rules_that_are_known():
     known = evaluate(lambda silo, x: answers[x.tobytes()], train, test)
     assert known["accuracy"] == known["off-majority"] == 1
     assert known["accuracies"] == [1.0] * 10
+
+    def cautious(silo, x):  # sees the digit, but expects its silo's own one more than that
+        found = (0.1 + answers[x.tobytes()]) * np.bincount(train[silo]["y"], minlength=10)
+        return found / found.sum(1, keepdims=True)
+
+    expects = evaluate(cautious, train, test)
+    assert expects["off-majority"] == 0
+    assert expects["off-majority, even"] == 1
+    assert expects["confidence"] < 1
 
 
 @pytest.mark.parametrize(("change", "match"), [({"seeds": ()}, "at least one"), ({"splits": ()}, "at least one")])

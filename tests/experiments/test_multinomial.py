@@ -35,10 +35,21 @@ start = { rounds = 2, steps = 20 }
 """
 
 
-def run(tmp_path, name, content):
-    (tmp_path / name).mkdir()
+def run(tmp_path, name, content, only=""):
+    (tmp_path / name).mkdir(exist_ok=True)
     (tmp_path / name / "spec.toml").write_text(content)
-    return reproduce(tmp_path, EXPERIMENTS, name, preset="tiny", say=lambda line: None)
+    return reproduce(tmp_path, EXPERIMENTS, name, preset="tiny", only=only, say=lambda line: None)
+
+
+def test_some_methods_in_miniature(tmp_path, float32):
+    """One that shares and one that does not, and a choice that the paper leaves open; each adds to the table."""
+    for only in ("Independent", "SFVI-Avg, one round", "no factor"):
+        report = run(tmp_path, "multinomial", TINY, only)
+    for row in ("Independent", "SFVI-Avg, one round"):
+        assert f"| 2 of 40 | {row} |" in report
+    assert "| FedAvg |" not in report
+    assert "| no factor |" in report
+    assert (tmp_path / "multinomial" / "tiny.png").stat().st_size > 5_000
 
 
 def test_all_methods_in_miniature(tmp_path, float32):

@@ -67,12 +67,10 @@ def test_replies_add_up_to_the_pooled_gradient_of_the_network(estimator):
     server_key, silo_key = loop.keys(KEY)
     server = algorithm.server_init(server_key, theta, unit_numbers(bound_data))
     broadcast = algorithm.broadcast(server_key, server)
-    done = [
-        jax.jit(algorithm.silo_step)(silo_key, algorithm.silo_init(silo_key, broadcast, silo), broadcast, silo)
-        for silo in bound_data.values()
-    ]
+    start, step = jax.jit(algorithm.silo_init), jax.jit(algorithm.silo_step)
+    done = [step(silo_key, start(silo_key, broadcast, silo), broadcast, silo) for silo in bound_data.values()]
     replies = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[reply for _, reply, _ in done])
-    after, info = algorithm.server_step(server, broadcast, replies, everyone(3))
+    after, info = jax.jit(algorithm.server_step)(server, broadcast, replies, everyone(3))
     gradient = jax.tree.map(jnp.subtract, after.shared, server.shared)
     value = info.elbo_term + sum(info.elbo_term for _, _, info in done)
 
@@ -94,7 +92,7 @@ def test_replies_add_up_to_the_pooled_gradient_of_the_network(estimator):
         log_p += dist.Normal(b[:, None] + z[1] * data["x"], 0.5).log_prob(data["y"]).sum()
         return log_p - stop(family).log_prob(z) - log_q(z, stop(weights), b)
 
-    expected = jax.value_and_grad(pooled, argnums=(0, 1))(server.shared.family, network())
+    expected = jax.jit(jax.value_and_grad(pooled, argnums=(0, 1)))(server.shared.family, network())
     assert_trees_close((value, (gradient.family, gradient.network)), expected)
 
 

@@ -29,13 +29,13 @@ def split(table, assigned):
     return {str(name): table[assigned == name] for name in np.unique(assigned)}
 
 
-def six_cities(children=536):
-    """The six cities as a long table."""
+def six_cities(every):
+    """Some children of the six cities, which are sorted by smoke, as a long table."""
     data = sfvi.data.six_cities()
-    x, y = data["x"][:children], data["y"][:children]
+    x, y = data["x"][:536:every], data["y"][:536:every]
     return pd.DataFrame(
         {
-            "child": np.repeat(np.arange(children), 4),
+            "child": np.repeat(np.arange(len(x)), 4),
             "smoke": x[..., 1].ravel(),
             "age": x[..., 2].ravel(),
             "wheeze": y.ravel(),

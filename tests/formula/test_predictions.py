@@ -1,26 +1,30 @@
 """Predictions by formula: what the programs compute for known groups, the population's spread for new ones."""
 
+import re
+from html import unescape
+
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 import sfvi
-from sfvi.errors import DataError, OptionError
+from sfvi.errors import ArchiveError, DataError, OptionError
 from sfvi.formula import GlmmFit
+from sfvi.posterior.of_silo import _outputs
 
 from .frames import mixed_table, split
 
 TABLE = mixed_table(80).assign(id=[f"patient-{i}" for i in mixed_table(80)["id"]], ward=lambda t: t["k"])
 SILOS = split(TABLE, np.arange(80) % 2)
 DRAWS = 4000
+FORMULA = "y ~ x * g + offset(w) + (1 + x | id) + (1 | ward:h) + (1 | silo)"
 
 
 @pytest.fixture(scope="module")
 def gaussian():
     """Far from fitted: predictions must be right whatever the posterior is."""
-    formula = "y ~ x * g + offset(w) + (1 + x | id) + (1 | ward:h) + (1 | silo)"
-    return sfvi.glmm(formula, family="gaussian", silos=SILOS).fit(key=0, num_rounds=20)
+    return sfvi.glmm(FORMULA, family="gaussian", silos=SILOS).fit(key=0, num_rounds=20)
 
 
 def of_program(fitted, silo, draws):
@@ -78,11 +82,21 @@ def test_ids_are_in_the_silo_and_nowhere_else(gaussian, tmp_path):
     posterior = gaussian.fit.silo("0").to_arviz(num_samples=2, groups=["posterior"]).posterior
     assert list(posterior["groups(id)"].values) == sorted(set(SILOS["0"]["id"]))
     assert "groups(id)" not in gaussian.fit.posterior.model.coords
-    gaussian.fit.save(tmp_path)
+    gaussian.save(tmp_path)
     assert all(b"patient-" not in path.read_bytes() for path in tmp_path.rglob("*.npz"))
     loaded = sfvi.load(tmp_path, gaussian.fit.posterior.model, {})
     with pytest.raises(OptionError, match="There is no silo '0' here"):
         GlmmFit(gaussian.design.agreement, loaded).predict(SILOS["0"], silo="0")
+
+
+def test_a_fit_that_was_kept_predicts_the_same(gaussian, tmp_path):
+    """Known groups included; another formula, or other priors, are refused."""
+    gaussian.save(tmp_path)
+    rows = SILOS["1"].iloc[:3]
+    again = sfvi.glmm(FORMULA, family="gaussian", silos=SILOS).load(tmp_path)
+    pd.testing.assert_frame_equal(again.predict(rows, silo="1"), gaussian.predict(rows, silo="1"))
+    with pytest.raises(ArchiveError):
+        sfvi.glmm("y ~ x + (1 | id)", family="gaussian", silos=SILOS).load(tmp_path)
 
 
 def test_trials_are_for_outcomes_alone(float32):
@@ -108,7 +122,7 @@ def test_trials_are_for_outcomes_alone(float32):
         (SILOS["0"], {"num_samples": 1}, OptionError, "num_samples is 1"),
         (SILOS["0"].assign(g="z"), {}, DataError, "column 'g' has the level 'z', which was not agreed"),
         (SILOS["0"].assign(x=np.nan), {}, DataError, "predict: 40 of 40 rows have missing values"),
-        (SILOS["0"].drop(columns="id"), {}, DataError, "no column 'id'"),
+        (SILOS["0"].drop(columns="w"), {}, DataError, "no column 'w'"),
         ([1, 2], {}, DataError, "has a list; give a pandas DataFrame"),
     ],
 )
@@ -124,3 +138,42 @@ def test_a_silo_whose_groups_are_not_known(gaussian):
     groups = {"0": sfvi.formula.glmm_groups(SILOS["0"], gaussian.design.agreement)}
     named = GlmmFit(gaussian.design.agreement, gaussian.fit, groups=groups)
     pd.testing.assert_frame_equal(named.predict(SILOS["0"], silo="0"), gaussian.predict(SILOS["0"], silo="0"))
+
+
+def test_a_new_patient_needs_no_id(gaussian):
+    """Rows without a group, or with one that nobody has, are predicted alike; the second call compiles nothing."""
+    rows = SILOS["1"].iloc[:2].drop(columns="y")
+    unknown = gaussian.predict(rows.assign(id=["new 1", "new 2"]), silo="1")
+    before = gaussian.fit.posterior._compiled[_outputs]._cached._cache_size()
+    pd.testing.assert_frame_equal(gaussian.predict(rows.drop(columns="id"), silo="1"), unknown)
+    one = gaussian.predict(rows.assign(id=[rows["id"].iloc[0], None]), silo="1")
+    assert gaussian.fit.posterior._compiled[_outputs]._cached._cache_size() == before
+    known = gaussian.predict(rows, silo="1")
+    assert one["sd"].iloc[0] == known["sd"].iloc[0]
+    assert one["sd"].iloc[1] == pytest.approx(unknown["sd"].iloc[1], rel=0.2)  # other draws of the same population
+    with pytest.raises(DataError, match="has no column 'x'"):
+        gaussian.predict(rows.drop(columns="x"), silo="1")
+    with pytest.raises(OptionError, match=r"say to which silo the rows belong, silo=NAME \('0', '1'\)"):
+        gaussian.predict(rows)
+
+
+def test_reports_speak_the_language_of_the_formula(gaussian, tmp_path):
+    """Coefficients once each, the outcome and the groups by their names, what was told before the fit."""
+    gaussian.report(tmp_path / "server.html", diagnosis=False)
+    gaussian.fit.silo("1").report(tmp_path / "silo.html", diagnosis=False)
+    server, silo = (unescape((tmp_path / name).read_text("utf-8")) for name in ("server.html", "silo.html"))
+    for text in (server, silo):
+        assert not re.search(r"scaled<|scaled\[|Recoded|Rescaled|data\[|root\(", text)
+    posterior = server[server.index('<section id="posterior"') :]
+    posterior = posterior[posterior.index("<tbody>") : posterior.index("</tbody>")]
+    assert re.findall(r"<code>([^<]*)</code>", posterior) == [
+        *gaussian.design.labels,
+        "sigma",
+        *(f"sd({effect}|{block.name})" for block in gaussian.design.blocks for effect in block.effects),
+        "cor(1,x|id)",
+    ]
+    assert "To agree on the formula" in server
+    assert "sum of squared deviations of x and w; which levels of g" in server
+    assert "patient-" not in server
+    assert f"b(id)[{SILOS['1']['id'].iloc[0]}, x]" in silo
+    assert gaussian.fit.path.columns[0] == ("mean", "Intercept")

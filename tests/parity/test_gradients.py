@@ -69,8 +69,8 @@ def federated_gradients(silos, ids, options):
     server_key, silo_key = loop.keys(KEY)
     server = algorithm.server_init(server_key, theta, unit_numbers(data))
     server = server._replace(shared=Shared(perturb(server.shared.family, 1), perturb(theta, 2), None))
-    broadcast = algorithm.broadcast(server_key, server)
-    states = {name: algorithm.silo_init(silo_key, broadcast, silo) for name, silo in data.items()}
+    broadcast, silo_init = jax.jit(algorithm.broadcast)(server_key, server), jax.jit(algorithm.silo_init)
+    states = {name: silo_init(silo_key, broadcast, silo) for name, silo in data.items()}
     whole = perturb(_join([state.family for state in states.values()]), 3)
     silo_step = jax.jit(algorithm.silo_step)
     replies, value, start, blocks = [], 0.0, 0, []

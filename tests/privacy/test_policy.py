@@ -9,6 +9,7 @@ import pytest
 import sfvi
 from sfvi.deploy.codec import Message, decode, encode
 from sfvi.deploy.silo import Silo
+from sfvi.deploy.site import Site
 from sfvi.errors import DeploymentError, OptionError, RefusalError
 from sfvi.privacy import Audit, Gate, Policy
 from sfvi.privacy.gate import rows_per_unit
@@ -50,6 +51,15 @@ def test_runs_that_are_not_allowed_are_refused_before_anything_leaves(tmp_path, 
 def test_a_silo_that_may_not_take_part_does_not_start(tmp_path, policy, says):
     with pytest.raises(RefusalError, match=says):
         Silo("a", code(), small.load("a"), tmp_path, policy)
+
+
+def test_a_refusal_at_the_start_names_silo_and_hash(tmp_path):
+    """So that who has read the code knows what to add to the policy."""
+    (tmp_path / "policy.toml").write_text('models = ["000000000000"]')
+    model, data = (f"tests.deploy.small:{name}" for name in ("model", "load"))
+    about = {"app_dir": ".", "folder": str(tmp_path), "data": data, "policy": str(tmp_path / "policy.toml")}
+    with pytest.raises(RefusalError, match=rf"^Silo 'a' does not start: .*\({code().hash[:12]}\)"):
+        Site(name="a", model=model, **about).silo()
 
 
 def test_every_message_is_recorded_and_replies_are_counted(tmp_path):
@@ -106,6 +116,7 @@ def test_without_a_record_nothing_leaves(tmp_path):
     with pytest.raises(RefusalError, match="record"):
         Audit(tmp_path / "audit.jsonl")
     gate = Gate(Policy(), Audit(tmp_path / "file"))
+    assert not (tmp_path / "file").exists()  # reading leaves nothing behind
     (tmp_path / "file").mkdir()
     with pytest.raises(RefusalError, match="nothing does"):
         gate.leave("start", {}, {}, run="r", model="m", step=1, size=10, request="d")
@@ -122,6 +133,12 @@ def test_a_file_that_is_not_understood_is_refused(tmp_path):
         ('disclose = ["data"]', "'data'"),
         ('models = ["abc"]', "12 characters"),
         ("models = 3", "models is 3"),
+        ("peers = 3", "peers must give"),
+        ('peers = { b = "3f" }', "whole key"),
+        (f'peers = {{ b = "{"3F" * 32}" }}', "0 to 9 and a to f"),
+        (f'peers = {{ b = "{"3f" * 32}", c = "{"3f" * 32}" }}', "two silos the same key"),
+        ("min_sum = 0", "min_sum is 0"),
+        ("epsilon = nan", "epsilon is nan"),
         ("=", "cannot be read"),
     ):
         path.write_text(text)

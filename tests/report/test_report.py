@@ -16,12 +16,16 @@ import pytest
 
 import sfvi
 from sfvi import archive, provenance
+from sfvi.diagnostics import Diagnosis
+from sfvi.diagnostics.rounds import check_rounds
 from sfvi.model.graph import ModelGraph
 from sfvi.provenance import Sent
 from sfvi.report.disclosure import meaning
-from sfvi.report.html import number
+from sfvi.report.graph import _covers, drawing
+from sfvi.report.html import number, table
 from sfvi.report.layout import lay_out
 from sfvi.report.marginals import share
+from sfvi.report.pictures import _labels
 
 EVIL = "<script>alert('1')</script> & \"q\" $x_1$"
 NORTH = 89  # patients
@@ -146,9 +150,12 @@ def test_a_silos_report_has_its_units_and_says_that_it_stays(fit, tmp_path):
     page.check()
     text = "".join(page.text)
     assert "Stays in this silo" in text
-    assert "The first 60 of 89; 29 are left out." in text
-    assert "b[PATIENT-59]" in text
-    assert "b[PATIENT-60]" not in text
+    assert "the 30 lowest and the 30 highest; the 29 between them are left out." in text
+    means = np.asarray(fit.silo("north").sample(0, 2000)["b"]).mean(0)
+    order = np.argsort(means)
+    assert all(f"b[PATIENT-{i}]" in text for i in (order[0], order[-1]))
+    assert f"b[PATIENT-{order[NORTH // 2]}]" not in text
+    assert "was not given for this report" in text
     assert number(SILOS["north"]["y"].max()) in text
     fit.silo("lab").report(tmp_path / "lab.html", diagnosis=False)
     assert "no latents of its own" in "".join(Page(tmp_path / "lab.html").text)
@@ -156,10 +163,16 @@ def test_a_silos_report_has_its_units_and_says_that_it_stays(fit, tmp_path):
 
 def test_a_silos_diagnosis_is_shown_there_and_refused_at_the_server(fit, tmp_path):
     found = fit.silo(EVIL).diagnose(num_samples=20)
-    fit.silo(EVIL).report(tmp_path / "silo.html", diagnosis=found)
+    server = Diagnosis((check_rounds(fit.elbo, fit.path, None),), ("importance: left out.",))
+    fit.silo(EVIL).report(tmp_path / "silo.html", diagnosis=found, global_diagnosis=server)
     page = Page(tmp_path / "silo.html")
     page.check()
-    assert all(check.name in "".join(page.text) for check in found.checks)
+    text = "".join(page.text)
+    assert all(check.name in text for check in found.checks)
+    assert f"The global posterior: {server.trust}" in text
+    assert "importance: left out." in text
+    with pytest.raises(sfvi.OptionError, match="of a silo, which stays there"):
+        fit.silo(EVIL).report(tmp_path / "other.html", diagnosis=False, global_diagnosis=found)
     with pytest.raises(sfvi.OptionError, match="of a silo, which stays there"):
         fit.report(tmp_path / "server.html", diagnosis=found)
     with pytest.raises(sfvi.OptionError, match=r"give what fit\.diagnose\(\) returned"):
@@ -256,6 +269,21 @@ def test_every_part_of_every_reply_is_explained(options):
     assert sent.parts
     for part in sent.parts:
         assert meaning(sent.algorithm, part.path), (sent.algorithm, part.path)
+
+
+def test_edges_keep_off_labels_and_tables_have_no_empty_lines(fit):
+    picture = lay_out(fit.graph, ["one", "two"])
+    paths = re.findall(r'd="M([\d.,-]+) Q([\d.,-]+) ([\d.,-]+)"', drawing(fit.graph))
+    assert paths
+    for path in paths:
+        curve = [np.array([float(part) for part in point.split(",")]) for point in path]
+        for t in np.linspace(0, 1, 50):
+            point = (1 - t) ** 2 * curve[0] + 2 * t * (1 - t) * curve[1] + t**2 * curve[2]
+            assert not any(box.kind == "plate" and _covers(box, point, 0.0) for box in picture.boxes)
+    made = table(["", "a", "b"], [["one", "1", "–"], ["two", "–", "–"]], caption="", numbers=[1, 2])
+    assert "two" not in made
+    assert '<th scope="col" class="number">b</th>' not in made
+    assert _labels(["ward-17/patient-1", "ward-17/patient-2"], 14) == ["…1", "…2"]
 
 
 def test_tables_share_their_lines_among_sites():

@@ -1,5 +1,6 @@
 """ProdLDA: the density by hand, and topics that are known."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -73,6 +74,19 @@ def test_topics_that_are_known_are_found(amortized, float32):
     assert min(share.max() for share in shares) >= 9
     assert sorted(share.argmax() for share in shares) == [0, 1, 2]
     assert set(fit.theta) == {"alpha", "beta"}
+
+
+def test_an_encoder_keeps_its_head_with_long_documents():
+    """A document of a hundred thousand words, however they repeat, has latents of the same order as one of ten."""
+    encoder = zoo.document_encoder(0, num_words=50, num_topics=4, num_hidden=16)
+    words = jnp.tile(jnp.arange(50, dtype=jnp.int32), (3, 1))
+    counts = jnp.stack([jnp.zeros(50, jnp.int32), jnp.full(50, 1), jnp.full(50, 2_000)]).astype(jnp.int32)
+    many = jax.tree.map(lambda leaf: 30 * leaf, encoder.initial())
+    found = encoder.build(many, {"words": words, "counts": counts}, 4).given(jnp.zeros(0))
+    assert jnp.isfinite(found.loc).all()
+    assert float(jnp.max(jnp.abs(found.log_scale))) <= 4.0
+    ratio = jnp.linalg.norm(found.loc[:, 2]) / jnp.linalg.norm(found.loc[:, 1])
+    assert 0.3 < float(ratio) < 3.0
 
 
 def test_unknown_forms_are_refused():

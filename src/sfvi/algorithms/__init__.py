@@ -4,6 +4,7 @@ from . import participation
 from .base import AlgorithmOptions, FederatedAlgorithm
 from .elbo import Elbo
 from .fixed_noise import FixedNoise
+from .privacy import SiloPrivacy, Spent, UnitPrivacy
 from .refit import refit
 from .sfvi import SFVI, FastStart
 from .sfvi_avg import SFVIAvg
@@ -17,7 +18,10 @@ __all__ = [
     "FederatedAlgorithm",
     "FixedNoise",
     "SFVIAvg",
+    "SiloPrivacy",
     "Sites",
+    "Spent",
+    "UnitPrivacy",
     "participation",
     "refit",
 ]

@@ -1,6 +1,6 @@
 """The protocol: pure functions for the server and for the silos, which every engine runs unchanged."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float
 
@@ -29,6 +29,9 @@ class FederatedAlgorithm(Protocol):
         steps_per_round: Optimizer steps of a silo in a round.
         accumulates: Whether replies, less those of `silent`, add up over rounds, so that a later one may bring what an
             earlier one left out.
+        combines: What the server makes of replies, where that is all it needs of them: "weighted sum" (by who takes
+            part), "sum" or "mean" (of copies of what is shared, with standard deviations in place of their
+            logarithms); None if it needs each.
     """
 
     @property
@@ -48,6 +51,11 @@ class FederatedAlgorithm(Protocol):
 
     @property
     def accumulates(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def combines(self) -> Literal["weighted sum", "sum", "mean"] | None:
         """See above."""
         ...
 

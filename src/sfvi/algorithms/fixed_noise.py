@@ -8,7 +8,7 @@ there, which by the envelope theorem is the gradient of the maximum. The server 
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +122,11 @@ class BoundFixedNoise(NamedTuple):
     def accumulates(self) -> bool:
         """False: L-BFGS needs every gradient as it is."""
         return False
+
+    @property
+    def combines(self) -> Literal["sum"]:
+        """All that is needed of values and gradients is their sum."""
+        return "sum"
 
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""

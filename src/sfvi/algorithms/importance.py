@@ -100,6 +100,11 @@ class BoundImportanceSFVI(NamedTuple):
         """False: draws are weighed by the values of their own round."""
         return False
 
+    @property
+    def combines(self) -> None:
+        """None: each silo's term weighs the others'."""
+        return
+
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""
         return self.server_start(self.elbo.start_shared(key, theta), num_units)

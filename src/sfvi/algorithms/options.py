@@ -13,6 +13,7 @@ from ..errors import OptionError, first_line
 from ..families import AbstractGlobalFamily
 from ..objectives import Estimator, freezer
 from .participation import Everyone, Participation
+from .privacy import Privacy, check_privacy
 
 CHOOSERS = (
     families.full,
@@ -64,6 +65,8 @@ class AbstractVariationalOptions:
         participation: Who takes part in a round: `participation.everyone()` (default), `fraction(...)`, `count(...)`
             or `rule(...)`.
         refit_steps: Steps of each unit in the local refit after the last round, see `refit`; 0 for none.
+        privacy: Differential privacy of what leaves a silo: `UnitPrivacy(...)` under SFVI, or `SiloPrivacy(...)` under
+            SFVI and SFVI-Avg.
     """
 
     optimizer: optax.GradientTransformation | None = None
@@ -77,6 +80,7 @@ class AbstractVariationalOptions:
     init_scale: float = 0.1
     participation: Participation = dataclasses.field(default_factory=Everyone)
     refit_steps: int = 0
+    privacy: Privacy | None = None
 
     def __post_init__(self):
         freezer(self.estimator)
@@ -90,6 +94,7 @@ class AbstractVariationalOptions:
             raise OptionError(f"bound is {self.bound!r}; give bounds.elbo() or bounds.locally_enhanced(...).")
         check_whole("num_samples", self.num_samples, at_least=1)
         check_whole("refit_steps", self.refit_steps, at_least=0)
+        check_privacy(self.privacy)
         if not isinstance(self.init_scale, int | float) or not 0 < self.init_scale < float("inf"):
             raise OptionError(f"init_scale is {self.init_scale!r}; give a positive number.")
         if not callable(self.init_loc_fn):
@@ -101,9 +106,10 @@ class AbstractVariationalOptions:
             )
 
     def planned(self, num_rounds: int) -> Self:
-        """The options for a run of so many rounds and no fewer."""
-        del num_rounds
-        return self
+        """The options for a run of so many rounds and no fewer: with the noise that its privacy asks for."""
+        if self.privacy is None:
+            return self
+        return dataclasses.replace(self, privacy=self.privacy.planned(num_rounds))
 
     @property
     def shared_optimizer(self) -> optax.GradientTransformation:

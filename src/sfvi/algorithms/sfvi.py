@@ -1,7 +1,7 @@
 """SFVI: Algorithm 1 of the paper, completed by the server's own term."""
 
 import dataclasses
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,13 @@ from ..errors import OptionError
 from ..families import StructuredLocal
 from ..model import SiloData, StructuredModel
 from ..objectives import Shared
-from . import local_params
+from . import local_params, unit_privacy
 from .elbo import Elbo, Latents
 from .fixed_noise import BoundFixedNoise, FixedNoise
 from .importance import BoundImportanceSFVI
 from .options import AbstractVariationalOptions, check_whole, falling_to_zero
 from .participation import Participants
+from .privacy import UnitPrivacy, released, secret_key
 from .refit import refit
 from .sfvi_avg import SFVIAvg, Weights
 
@@ -115,6 +116,15 @@ class SFVI(AbstractVariationalOptions):
                 "The importance-weighted bound needs the terms of all silos in every round; leave participation out, "
                 "or use bounds.locally_enhanced()."
             )
+        if self.privacy is not None:
+            self._check_privacy()
+
+    def _check_privacy(self):
+        for name in ("fast_start", "fixed_noise"):
+            if getattr(self, name) is not None:
+                raise OptionError(f"privacy: {name} sends replies without noise; leave it out.")
+        if self.bound is not None and self.bound.over == "everything":
+            raise OptionError("privacy: use bounds.elbo() or bounds.locally_enhanced().")
 
     def _check_fixed_noise(self, fixed):
         for name, given, usual in (("num_samples", self.num_samples, 1), ("optimizer", self.optimizer, None)):
@@ -133,9 +143,10 @@ class SFVI(AbstractVariationalOptions):
 
     def planned(self, num_rounds: int) -> Self:
         """The options for a run of so many rounds and no fewer: a step size that falls to zero."""
+        planned = super().planned(num_rounds)
         if self.optimizer is not None or (self.fixed_noise is not None and self.fixed_noise.quasi_newton):
-            return self
-        return dataclasses.replace(self, optimizer=optax.adam(falling_to_zero(num_rounds)))
+            return planned
+        return dataclasses.replace(planned, optimizer=optax.adam(falling_to_zero(num_rounds)))
 
     def stages(self) -> list[tuple[AbstractVariationalOptions, int | None]]:
         """The algorithms to run one after the other, each with its rounds; None for those that the user gives."""
@@ -179,8 +190,10 @@ class BoundSFVI(NamedTuple):
 
     @property
     def additive(self) -> bool:
-        """True if no optimizer couples the units of a silo and none is absent: then silos may be computed as one."""
-        return _optim.is_elementwise(self.options.own_optimizer) and not self.options.participation.partial
+        """True if nothing couples the units of a silo and none is absent: then silos may be computed as one."""
+        options = self.options
+        apart = not options.participation.partial and options.privacy is None
+        return apart and _optim.is_elementwise(options.own_optimizer)
 
     @property
     def steps_per_round(self) -> int:
@@ -191,6 +204,11 @@ class BoundSFVI(NamedTuple):
     def accumulates(self) -> bool:
         """True: replies are gradients, which steps add up."""
         return True
+
+    @property
+    def combines(self) -> Literal["weighted sum"]:
+        """All that is needed of the gradients is their sum."""
+        return "weighted sum"
 
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""
@@ -209,6 +227,8 @@ class BoundSFVI(NamedTuple):
     def silo_start(self, family: StructuredLocal, broadcast: Broadcast, data: SiloData) -> SiloState:
         """Start from given parameters."""
         del broadcast
+        if isinstance(self.options.privacy, UnitPrivacy):
+            return SiloState(family, unit_privacy.start(self.options.own_optimizer, family))
         return SiloState(family, local_params.init(self.options.own_optimizer, family, data))
 
     def participants(self, key: Key, state: ServerState) -> Participants:
@@ -227,11 +247,16 @@ class BoundSFVI(NamedTuple):
 
         One reverse pass gives all; the gradient in $\eta_G$ takes both paths, through $z_G$ and through $z_L$.
         """
+        privacy = self.options.privacy
+        if isinstance(privacy, UnitPrivacy):
+            stepped, gradient, value = unit_privacy.step(self.elbo, privacy, key, *state, broadcast, data)
+            return SiloState(*stepped), Reply(gradient), SiloInfo(value)
         draw = self.elbo.draw(key, broadcast.round, data, self._noise(broadcast))
         rows = local_params.select(state.family, draw.indices)
         value, (shared, local) = jax.value_and_grad(self.elbo.silo, argnums=(0, 1))(broadcast.shared, rows, draw, data)
         stepped = local_params.ascend(self.options.own_optimizer, state.family, state.opt_state, local, draw.indices)
-        return SiloState(*stepped), Reply(shared), SiloInfo(value)
+        reply = released(privacy, secret_key(key, broadcast.round, data), Reply(shared), self.silent(broadcast))
+        return SiloState(*stepped), reply, SiloInfo(value)
 
     def server_step(
         self, state: ServerState, broadcast: Broadcast, replies: Reply, participants: Participants

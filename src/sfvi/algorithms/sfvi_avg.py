@@ -20,6 +20,7 @@ from . import ascent, local_params
 from .elbo import Draw, Elbo, Latents
 from .options import AbstractVariationalOptions, check_whole, refuse_importance_weighted
 from .participation import Participants
+from .privacy import UnitPrivacy, released, secret_key
 from .refit import refit
 
 Weights = Literal["uniform", "units"]
@@ -108,6 +109,8 @@ class SFVIAvg(AbstractVariationalOptions):
     def __post_init__(self):
         AbstractVariationalOptions.__post_init__(self)
         refuse_importance_weighted("SFVIAvg", self.bound)
+        if isinstance(self.privacy, UnitPrivacy):
+            raise OptionError("SFVIAvg: units are protected under SFVI only; use it, or SiloPrivacy.")
         check_whole("num_local_steps", self.num_local_steps, at_least=1)
         if self.weights not in get_args(Weights):
             raise OptionError(f"weights is {self.weights!r}; choose 'uniform' or 'units'.")
@@ -147,6 +150,11 @@ class BoundSFVIAvg(NamedTuple):
     def accumulates(self) -> bool:
         """True: replies are moves from the broadcast, which averages add up."""
         return True
+
+    @property
+    def combines(self) -> Literal["mean"]:
+        """Of mean fields the barycenter is the mean of means and standard deviations; of others more is needed."""
+        return "mean"
 
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $\eta_G$ and $\theta$."""
@@ -196,7 +204,9 @@ class BoundSFVIAvg(NamedTuple):
 
         numbers = broadcast.round * self.steps_per_round + jnp.arange(self.steps_per_round)
         (state, shared), _ = jax.lax.scan(step, start, numbers)
-        return state._replace(center=shared.family.center), Reply(shared), SiloInfo(elbo_term)
+        secret = secret_key(key, broadcast.round, data)
+        reply = released(self.options.privacy, secret, Reply(shared), self.silent(broadcast))
+        return state._replace(center=shared.family.center), reply, SiloInfo(elbo_term)
 
     def server_step(
         self, state: ServerState, broadcast: Broadcast, replies: Reply, participants: Participants

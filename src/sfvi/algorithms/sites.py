@@ -9,7 +9,7 @@ gradient vanishes.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +158,8 @@ class Sites(AbstractVariationalOptions):
     def __post_init__(self):
         AbstractVariationalOptions.__post_init__(self)
         refuse_importance_weighted("Sites", self.bound)
+        if self.privacy is not None:
+            raise OptionError("Sites: privacy is not there for it; use SFVI.")
         check_whole("num_local_steps", self.num_local_steps, at_least=1)
         for name, value, optional in (("damping", self.damping, True), ("step_size", self.step_size, False)):
             if value is None and optional:
@@ -202,6 +204,11 @@ class BoundSites(NamedTuple):
     def accumulates(self) -> bool:
         """True: replies are changes of sites."""
         return True
+
+    @property
+    def combines(self) -> Literal["sum"]:
+        """All that is needed of the changes is their sum."""
+        return "sum"
 
     def server_init(self, key: Key, theta: Theta, num_units: Float[Array, " silos"]) -> ServerState:
         r"""Start $q(z_G)$ and $\theta$."""

@@ -1,5 +1,6 @@
 """Commands of deployed runs: kits, server, silos, the run itself."""
 
+import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -112,7 +113,7 @@ def silo_start(
         policy=policy,
     )
     mine.configure()
-    print(f"silo {mine.name}: model {model} ({mine.silo().code.hash[:12]}), data are fine")
+    _introduce(model, mine.silo(), with_key=not check_only)
     if not check_only:
         sites.become(kit, mine, role="client")
 
@@ -169,7 +170,8 @@ def flower_silo(
     about: dict[str, Any] = {"data": data, "unit_ids": unit_ids, "precision": precision, "policy": policy}
     mine = sites.prepare(folder, model=model, app_dir=app_dir, **about)
     mine.configure()
-    print(f"silo {mine.name}: model {model} ({mine.silo().code.hash[:12]}), data are fine\n")
+    _introduce(model, mine.silo(), with_key=True)
+    print()
     sites.install(folder, mine)
     print(sites.environment(folder), sites.silo_command(folder, port=port), sep="\n")
 
@@ -184,6 +186,7 @@ def run(
     key: Key = 0,
     until_converged: UntilConverged = False,
     disclose_elbo: Annotated[bool, typer.Option("--disclose-elbo", help="Let silos tell their ELBO.")] = False,
+    secure_sum: Annotated[bool, typer.Option("--secure-sum", help="Let nobody see replies but their sum.")] = False,
     min_silos: Annotated[int | None, typer.Option(help="Go on with so many; by default all are needed.")] = None,
     late: Annotated[float, typer.Option(help="With --min-silos: seconds to wait for the others.")] = 10.0,
     deadline: Annotated[float, typer.Option(help="Seconds to wait for who is needed.")] = 600.0,
@@ -191,8 +194,12 @@ def run(
     reply: Annotated[str | None, typer.Option(help="Precision of replies, if another: bfloat16.")] = None,
     top_k: Annotated[float | None, typer.Option(help="Send this part of a reply's numbers (experiment).")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the result; by default the run's name.")] = None,
+    json: AsJson = False,
 ) -> None:
-    """Run an algorithm over the silos and fetch the result; if it was interrupted, go on."""
+    """Run an algorithm over the silos and fetch the result; if it was interrupted, go on.
+
+    Exit codes: 0 done, 1 bad input or a run that broke, 2 wrong options, 130 interrupted: the same command goes on.
+    """
     from ..deploy import RunSpec, Wire, site
     from ..deploy.nvflare.operator import Operator
     from ..deploy.progress import Screen
@@ -206,6 +213,7 @@ def run(
         num_rounds=rounds,
         until_converged=until_converged,
         disclose_elbo=disclose_elbo,
+        secure_sum=secure_sum,
         min_silos=min_silos,
         late=late,
         deadline=deadline,
@@ -214,9 +222,20 @@ def run(
     site.log_to(sys.stderr)
     with Screen() as screen:
         found = Operator(kit, spec, screen.show).run(output or Path(name))
+    if json:
+        show.as_json({"run": name, "folder": str(found)})
+        return
     print(f"The result is in {found}; read it with sfvi.load({str(found)!r}, model, {{}}), or let")
     print(f"  sfvi report {shlex.quote(str(found))} --model module:object")
     print("tell of it.")
+
+
+def _introduce(model, silo, *, with_key):
+    """What others may want to know of a silo: its model, and its key for secure sums, which is made if need be."""
+    print(f"silo {silo.name}: model {model} ({silo.code.hash[:12]}), data are fine")
+    with contextlib.suppress(OptionError):  # sfvi[secure] is not installed: no secure sums
+        if with_key:
+            print(f"silo {silo.name}: its key for secure sums is {silo.public_key}")
 
 
 def status(
@@ -224,16 +243,16 @@ def status(
     name: Annotated[str | None, typer.Option(help="Of the run, if the kit is the operator's.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Say where runs stand: the server's or a silo's, from its kit; from the operator's what is under way."""
+    """Say where runs stand: the server's or a silo's, from its kit; from the operator's those of late."""
     from ..deploy import status as statuses
     from ..deploy.site import runs_of
 
     folders = sorted(runs_of(kit).glob("*/"))
     found = statuses.all_in(folders)
     if not folders and (kit / "startup" / "fed_admin.json").is_file():
-        from ..deploy.nvflare.operator import under_way
+        from ..deploy.nvflare.operator import recent
 
-        found = under_way(kit, name)
+        found = recent(kit, name)
     if json:
         show.as_json({"runs": found})
     else:

@@ -76,6 +76,7 @@ def bench(
     """
     from .. import bench as benchmark
 
+    show.aside("Measuring; this takes a few seconds." if quick else "Measuring; this takes minutes.")
     found = benchmark.measure(quick=quick)
     if json:
         show.as_json(found.to_dict())

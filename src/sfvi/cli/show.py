@@ -39,7 +39,13 @@ def rows(header: list[str], cells: list[list[str]], title: str = "", *, numbers:
 def aside(*sentences: str) -> None:
     """What a person should know, on standard error."""
     for sentence in sentences:
-        print(sentence, file=sys.stderr)
+        print(sentence, file=sys.stderr, flush=True)
+
+
+def begin(sentence: str) -> None:
+    """What is about to take long, on standard error; not on a terminal, where a bar shows it."""
+    if not sys.stderr.isatty():
+        aside(sentence)
 
 
 def _line(row, widths, numbers):

@@ -99,7 +99,7 @@ def fit(
         precision=precision,
     )
     try:
-        found = run(study, output, checkpoint=checkpoint)
+        found = run(study, output, checkpoint=checkpoint, say=show.begin)
     except KeyboardInterrupt:
         going_on = "nothing is kept; with --checkpoint FILE one can go on"
         show.aside(f"Interrupted; {'the same command goes on' if checkpoint else going_on}.")
@@ -114,7 +114,7 @@ def fit(
     if len(found.silos):
         show.table("Silos", found.silos)
     sources = shlex.join(part for item in silo or [] for part in ("--silo", item))
-    print(f"The result is in {output}. Next:")
+    print(f"The result is in {output}. How far the posterior can be trusted is not known yet: diagnose finds out.")
     for command in ("diagnose", "report"):
         print(f"  sfvi {command} {shlex.quote(str(output))} {sources}")
 
@@ -124,6 +124,7 @@ def report(
     model: Model = None,
     silo: Silos = None,
     output: Annotated[Path | None, typer.Option(help="The report's file; by default in the folder.")] = None,
+    no_diagnosis: Annotated[bool, typer.Option("--no-diagnosis", help="Leave the diagnosis out.")] = False,
     algorithm: Network = None,
     unit_ids: UnitIds = None,
     precision: OfRun = None,
@@ -132,15 +133,19 @@ def report(
 ) -> None:
     """Write the report of a result as an HTML file; with --silo also that silo's own, which is for the silo.
 
+    It shows what sfvi diagnose kept beside the result, if that is of this fit; otherwise the diagnosis is made now.
+
     Exit codes: 0 done, 1 bad input, 2 wrong options.
     """
     from .. import studies
 
-    made = studies.report(run, _source(model, silo, algorithm, unit_ids, precision, app_dir), output)
+    source = _source(model, silo, algorithm, unit_ids, precision, app_dir)
+    made = studies.report(run, source, output, diagnosed=not no_diagnosis, say=show.aside)
     if json:
-        show.as_json({"reports": [str(path) for path in made]})
+        kept = None if made.kept is None else str(made.kept)
+        show.as_json({"reports": [str(path) for path in made.paths], "diagnosis": kept})
     else:
-        print(*(f"The report is in {path}." for path in made), sep="\n")
+        print(*(f"The report is in {path}." for path in made.paths), made.diagnosis, sep="\n")
 
 
 def diagnose(
@@ -155,11 +160,14 @@ def diagnose(
 ) -> None:
     """Say how far to trust a result: fine, doubtful or do not trust; with --silo more can be checked.
 
+    What is found of the global posterior is kept beside the result, in diagnosis.json, for sfvi report.
+
     Exit codes: 0 fine, 1 bad input, 2 wrong options, 3 doubtful or do not trust.
     """
     from .. import studies
 
-    found = studies.diagnose(run, _source(model, silo, algorithm, unit_ids, precision, app_dir))
+    source = _source(model, silo, algorithm, unit_ids, precision, app_dir)
+    found = studies.diagnose(run, source, say=show.aside)
     if json:
         show.as_json(found.to_dict())
     else:

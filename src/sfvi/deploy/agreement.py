@@ -1,5 +1,6 @@
 """What server and silos tell each other before the first round, and with every step."""
 
+import re
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -109,6 +110,7 @@ class Joined(NamedTuple):
         tangled: Whether those depend on each other.
         network: What its inference network computes, see `network_identity`.
         theta: The initial values of the parameters in its program.
+        key: Its public key for secure sums; None without them.
     """
 
     num_units: float
@@ -116,6 +118,7 @@ class Joined(NamedTuple):
     tangled: bool
     network: dict[str, Any] | None
     theta: Theta
+    key: str | None = None
 
     def write(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """As fields and arrays of a message."""
@@ -132,7 +135,22 @@ class Joined(NamedTuple):
         flags = [fields.get(name) for name in ("groups", "tangled")]
         if not all(isinstance(flag, bool) for flag in flags) or not isinstance(network, dict | None):
             raise WireError("what it says of its program is malformed")
-        return cls(float(units), *flags, network, theta_tree(fields.get("theta"), message.arrays))  # type: ignore[arg-type]
+        key = fields.get("key")
+        if key is not None and not (isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key)):
+            raise WireError("its key is malformed")
+        theta = theta_tree(fields.get("theta"), message.arrays)
+        return cls(float(units), *flags, network, theta, key)  # type: ignore[arg-type]
+
+
+def keys_of(message: Message, silos: tuple[str, ...]) -> dict[str, str]:
+    """The public keys of all silos that the server gives; none in runs without secure sums."""
+    keys: Any = message.fields.get("keys")
+    if not isinstance(keys, dict) or (keys and set(keys) != set(silos)):
+        raise WireError("a message is malformed: it must give the key of every silo")
+    whole = all(isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key) for key in keys.values())
+    if not whole or len(set(keys.values())) < len(keys):
+        raise WireError("a message is malformed: keys are none, or two silos have the same")
+    return keys
 
 
 def versions(message: Message) -> list[int]:
@@ -160,6 +178,7 @@ class Order(NamedTuple):
         base: The silo's step from whose state to go on; -1 for none.
         durable: The silo's step that belongs to what the server has on disk.
         mark: Whether the new state must be on disk before the answer.
+        among: Who takes part in the step, for secure sums.
     """
 
     attempt: int
@@ -167,14 +186,17 @@ class Order(NamedTuple):
     base: int
     durable: int
     mark: bool
+    among: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, message: Message) -> "Order":
         """From a message, checked."""
         values: list[Any] = [message.fields.get(name) for name in cls._fields]
-        *numbers, mark = values
+        *numbers, mark, among = values
         if set(message.fields) != set(cls._fields) or not isinstance(mark, bool):
             raise WireError("a step is malformed: it has other entries than it should")
+        if not isinstance(among, list) or not all(isinstance(n, str) for n in among):
+            raise WireError("a step is malformed: it must say who takes part")
         if not all(isinstance(n, int) and not isinstance(n, bool) and n >= -1 for n in numbers):
             raise WireError("a step is malformed: its numbers are none")
-        return cls(*values)
+        return cls(*values)._replace(among=tuple(among))

@@ -33,6 +33,12 @@ class Code:
         self.model: StructuredModel = found
         self.hash = source_hash(reference)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Code) and self.hash == other.hash and self.model is other.model
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
     def neighbour(self, reference: str) -> Any:
         """An object of the same package: other modules are not imported because another machine says so."""
         own, other = (name.split(":")[0].split(".")[0] for name in (self.reference, reference))

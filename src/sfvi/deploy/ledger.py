@@ -31,12 +31,14 @@ class Agreed(NamedTuple):
         theta: The initial $\theta$.
         units: The number of units of each silo.
         network: What the inference network computes, see `network_identity`.
+        keys: Public keys of the silos for secure sums; none without them.
     """
 
     bound: Bound
     theta: dict[str, Any]
     units: dict[str, float]
     network: Any
+    keys: dict[str, str]
 
 
 class Finished(NamedTuple):
@@ -119,7 +121,7 @@ class Ledger:
             return None
         arrays, header = self._read(self._agreed, AGREED)
         theta = agreement.theta_tree(header["theta"], arrays)
-        return Agreed(Bound(*header["bound"]), theta, header["units"], header["network"])
+        return Agreed(Bound(*header["bound"]), theta, header["units"], header["network"], header["keys"])
 
     def agree(self, agreed: Agreed) -> None:
         """Keep it."""

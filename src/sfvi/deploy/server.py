@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from .._compile import on_one_thread
 from .._random import as_key
 from ..algorithms.participation import Everyone
 from ..bounds import Bound
@@ -20,14 +19,16 @@ from ..engines.in_process import all_finite
 from ..engines.logbook import History, Logbook
 from ..errors import DeploymentError, DivergenceError, OptionError, WireError
 from ..posterior import GlobalPosterior
-from ..provenance import provenance, replies
+from ..privacy.masking import unmask
+from ..provenance import provenance, replies, spent
 from ..results import Fit, joined_path, joined_trace, noise_error
 from ..run_checks import best_bound, check_fixed_noise, check_participation
-from . import agreement, plan, wire
+from . import agreement, masked, plan, sums, wire
 from .code import Code
 from .codec import flatten, size_limit, unflatten
 from .exchange import Exchange, InterruptedRunError, Transport
 from .ledger import Agreed, Cadence, Finished, Ledger, Position
+from .rounds import ONE, Rounds
 from .spec import RunSpec
 from .status import Reporter
 
@@ -55,6 +56,8 @@ class Server:
         check_fixed_noise(options, self.model, {})
         if spec.min_silos is not None and not isinstance(options.participation, Everyone):
             raise OptionError("min_silos and participation are two ways to leave silos out; choose one.")
+        if options.privacy is not None and spec.disclose_elbo:
+            raise OptionError("privacy: the ELBO has no noise; leave disclose_elbo out.")
         everyone = getattr(options, "fixed_noise", None) is not None or (options.bound or Bound()).over == "everything"
         if spec.min_silos is not None and everyone:
             raise OptionError("min_silos: fixed_noise and the importance-weighted bound need all silos in every round.")
@@ -115,7 +118,7 @@ class Server:
                     f"{known.units[name]:g}; go on with the data it began with, or begin a run of another name."
                 )
         paths, arrays = agreement.theta_arrays(known.theta)
-        settled = {**offer, "bound": list(known.bound), "theta": paths}
+        settled = {**offer, "bound": list(known.bound), "theta": paths, "keys": known.keys}
         there = self._ask_before("begin", dict.fromkeys(joined, (settled, arrays)), everyone=not begun)
         self.versions = {name: _of(name, agreement.versions, message) for name, message in there.items()}
         return known
@@ -146,7 +149,9 @@ class Server:
             bound = best_bound(options, groups=groups, tangled=any(said.tangled for said in joined.values()))
         units = {name: joined[name].num_units for name in self.names}
         network = next((joined[name].network for name in self.names if joined[name].network is not None), None)
-        return Agreed(bound, theta, units, network)
+        keys: dict[str, Any] = {name: joined[name].key for name in self.names if self.spec.secure_sum}
+        _check_different(keys)
+        return Agreed(bound, theta, units, network, keys)
 
     def _position(self, agreed):
         """Where the run stands: at its beginning, or where the disk says."""
@@ -154,8 +159,10 @@ class Server:
         self.legs = plan.legs(self.spec, self.code, agreed.bound)
         self.num_units = jnp.asarray([agreed.units[name] for name in self.names], jnp.result_type(float))
         self._broadcasts = [leg.broadcast_like(agreed.theta, len(self.names)) for leg in self.legs]
-        for leg in self.legs:
+        for leg, like in zip(self.legs, self._broadcasts, strict=True):
             self.spec.wire.check(leg.algorithm)
+            if self.spec.secure_sum:
+                sums.check(leg.algorithm, like)
             check_participation(leg.algorithm.elbo.options.participation, leg.server_key, self.names, leg.num_rounds)
         first = self.legs[0]
         start = first.algorithm.server_init(first.server_key, agreed.theta, self.num_units)
@@ -178,7 +185,7 @@ class Server:
     def _leg(self, attempt, number, position):
         """All rounds of one algorithm, and its end."""
         leg = self.legs[number]
-        rounds = _Rounds(leg, self._broadcasts[number])
+        rounds = Rounds(leg, self._broadcasts[number])
         if position.history is None:
             position = self._start(attempt, number, rounds, position)
         partial = leg.algorithm.elbo.options.participation.partial or self.spec.min_silos is not None
@@ -234,20 +241,28 @@ class Server:
         sent = flatten(broadcast, prefix="broadcast", dtype=self.spec.wire.broadcast)
         broadcast = unflatten(rounds.broadcast_like, sent, prefix="broadcast", dtype=self.spec.wire.broadcast)
         listed = {self.names[index]: weight for index, weight in zip(*map(np.asarray, drawn), strict=True)}
+        present = [name for name, weight in listed.items() if weight > 0]
         orders = {}
-        for name, weight in listed.items():
-            if weight > 0:
-                order = agreement.Order(attempt, position.leg, position.last[name], durable[name], mark)
-                orders[name] = (order._asdict(), sent)
+        for name in present:
+            order = agreement.Order(attempt, position.leg, position.last[name], durable[name], mark)
+            order = order._replace(among=tuple(sorted(present)))
+            orders[name] = (order._asdict(), sent)
         silent = rounds.silent(broadcast)
         answers = self.exchange.ask("round", position.step, orders, limit=size_limit(silent))
-        replies, elbo_terms = self._replies(leg, listed, answers, silent)
-        weights = np.array([weight * (name in answers) for name, weight in listed.items()])
-        if self.spec.min_silos is not None:  # as if who came had been drawn
-            weights = weights * (len(orders) / max(1, len(answers)))
-        state, info = rounds.apply(state, broadcast, replies, drawn, weights)
+        # as if who came had been drawn
+        scale = 1.0 if self.spec.min_silos is None else len(orders) / max(1, len(answers))
+        if self.spec.secure_sum and answers:
+            total = self._sum(attempt, position.step, answers, present)
+            combined = sums.incoming(leg.algorithm, silent, total, scale=scale)
+            state, info = rounds.apply(state, broadcast, [combined.reply], ONE, [1.0])
+            elbo_terms = combined.elbo if self.spec.disclose_elbo else float("nan")
+        else:
+            replies, terms = self._replies(leg, listed, answers, silent)
+            weights = scale * np.array([weight * (name in answers) for name, weight in listed.items()])
+            state, info = rounds.apply(state, broadcast, replies, drawn, weights)
+            elbo_terms = np.dot(weights, terms)
         values = {name: np.asarray(value, np.float64)[None] for name, value in info._asdict().items()}
-        elbo = values.pop("elbo_term") + np.dot(weights, elbo_terms)
+        elbo = values.pop("elbo_term") + elbo_terms
         trace = {"elbo": elbo, **values}
         if not all_finite(state) or (self.spec.disclose_elbo and book.runs_away(elbo)):
             raise DivergenceError(
@@ -261,6 +276,26 @@ class Server:
         last = position.last | dict.fromkeys(answers, position.step)
         present = np.append(position.present, [[name in answers for name in self.names]], axis=0)
         return position._replace(step=position.step + 1, state=state, last=last, present=present)
+
+    def _sum(self, attempt, step, answers, present):
+        """The sum of masked replies: those who answered help to take the masks away, and see nothing of it."""
+        parts = {
+            name: _of(name, lambda m: masked.read_answer(m, present), message) for name, message in answers.items()
+        }
+        there = sorted(parts)
+        questions = {}
+        for name in there:
+            shares = {other: parts[other].shares[name] for other in there}
+            questions[name] = ({"attempt": attempt, "answered": there, "shares": shares}, {})
+        gone, before = len(there) < len(present), self.exchange.sizes
+        found = self.exchange.ask("unmask", step, questions, limit=agreement.JOIN_LIMIT, everyone=gone)
+        self.exchange.sizes = (before[0] + self.exchange.sizes[0], before[1] + self.exchange.sizes[1])
+        help_ = {name: _of(name, lambda m: masked.read_help(m, there, present), found[name]) for name in found}
+        try:
+            vectors = {name: part.vector for name, part in parts.items()}
+            return unmask(vectors, help_, present, masked.threshold(len(present), self.spec.min_silos))
+        except (WireError, ValueError) as error:
+            raise InterruptedRunError(f"The sum of step {step} cannot be told ({error}).") from error
 
     def _replies(self, leg, listed, answers, silent):
         """The reply of each silo in order, and its part of the ELBO; of the absent those of a silent one."""
@@ -311,19 +346,23 @@ class Server:
             convergence=end.convergence,
             seconds=sum(part.seconds for part in position.done),
             fitted=self.names,
-            provenance=self._provenance(),
+            provenance=self._provenance(len(end.history.elbo)),
         )
         fit.save(self.folder / "result")
         return fit
 
-    def _provenance(self):
+    def _provenance(self, rounds):
         options: Any = self.spec.chosen(self.code)
-        names = ("name", "until_converged", "disclose_elbo", "min_silos", "wire")
+        names = ("name", "until_converged", "disclose_elbo", "secure_sum", "min_silos", "wire")
         settings = {name: getattr(self.spec, name) for name in names}
         settings |= {"num_rounds": plan.num_rounds(self.spec, options), "model": self.code.hash}
         found = provenance("deployed", options, self.spec.key, settings)
         pairs = zip(self.legs, self._broadcasts, strict=True)
-        return found._replace(sent=replies((leg.algorithm, leg.silent_like(like)) for leg, like in pairs))
+        main = next(leg for leg in self.legs if leg.kind == "main")
+        return found._replace(
+            sent=replies((leg.algorithm, leg.silent_like(like)) for leg, like in pairs),
+            privacy=spent(main.algorithm.elbo.options, rounds),
+        )
 
     def _communication(self, done):
         names = [type(leg.algorithm).__name__.removeprefix("Bound") for leg in self.legs]
@@ -342,26 +381,13 @@ def _of(name, read, message):
         raise DeploymentError(f"What silo {name!r} answers cannot be used: {error}") from error
 
 
-class _Rounds:
-    """The server's functions of one algorithm, compiled once."""
-
-    def __init__(self, leg, broadcast_like):
-        algorithm, key = leg.algorithm, leg.server_key
-        self.broadcast_like = broadcast_like
-
-        @on_one_thread
-        def begin(state):
-            return algorithm.participants(key, state), algorithm.broadcast(key, state)
-
-        @on_one_thread
-        def apply(state, broadcast, replies, participants):
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-            return algorithm.server_step(state, broadcast, stacked, participants)
-
-        self.begin, self._apply = begin, apply
-        self.silent = on_one_thread(algorithm.silent)
-
-    def apply(self, state, broadcast, replies, drawn, weights):
-        """Take in the replies of those who came."""
-        present = drawn._replace(weight=jnp.asarray(weights, drawn.weight.dtype))
-        return self._apply(state, broadcast, replies, present)
+def _check_different(keys):
+    """Two silos with one key are one silo twice, or one's folder is a copy of the other's: no sum would hide them."""
+    known: dict[str, str] = {}
+    for name, key in keys.items():
+        if key in known:
+            raise DeploymentError(
+                f"Silos {known[key]!r} and {name!r} have the same key for secure sums: the folder of one is a copy of "
+                "the other's. Delete the copied runs, its file `secret` at least, and start that silo again."
+            )
+        known[key] = name

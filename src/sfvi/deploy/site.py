@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from ..errors import DeploymentError, OptionError
+from ..errors import DeploymentError, OptionError, RefusalError
 from ..privacy import Policy
 from . import data
 from .code import Code
@@ -91,7 +91,10 @@ class Site:
         code = self.code()
         policy = None if self.policy is None else Policy.read(self.policy)
         source = data.read(self.name, self.data, unit_ids=self.unit_ids)
-        return Silo(self.name, code, source, Path(self.folder), policy)
+        try:
+            return Silo(self.name, code, source, Path(self.folder), policy)
+        except RefusalError as error:
+            raise RefusalError(f"Silo {self.name!r} does not start: {error}.") from None
 
 
 def read(path: str | os.PathLike) -> Site:

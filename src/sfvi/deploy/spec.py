@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..algorithms import SFVI, AlgorithmOptions, FastStart, FixedNoise, SFVIAvg, Sites
+from ..algorithms import SFVI, AlgorithmOptions, FastStart, FixedNoise, SFVIAvg, SiloPrivacy, Sites, UnitPrivacy
 from ..algorithms.options import check_whole
 from ..bounds import Bound, elbo, importance_weighted, locally_enhanced
 from ..errors import OptionError, first_line
@@ -16,6 +16,7 @@ from .wire import Wire
 
 ALGORITHMS = {"SFVI": SFVI, "SFVIAvg": SFVIAvg, "Sites": Sites}
 NESTED = {"fast_start": FastStart, "fixed_noise": FixedNoise}
+PRIVACY = {"unit": UnitPrivacy, "silo": SiloPrivacy}
 BOUNDS = {"elbo": elbo, "locally_enhanced": locally_enhanced, "importance_weighted": importance_weighted}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 SILO = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")  # it becomes a certificate's name
@@ -40,6 +41,7 @@ class RunSpec:
         deadline: Seconds to wait for silos that are needed before the run stops, to be continued later.
         disclose_elbo: Let every silo add its estimate of its part of the ELBO to its replies.
         wire: Precision of numbers on the wire.
+        secure_sum: Let nobody see a silo's replies, but the sum of all silos'.
     """
 
     name: str
@@ -54,6 +56,7 @@ class RunSpec:
     deadline: float = 600.0
     disclose_elbo: bool = False
     wire: Wire = dataclasses.field(default_factory=Wire)
+    secure_sum: bool = False
 
     def __post_init__(self):
         check_name("name", self.name)
@@ -67,7 +70,7 @@ class RunSpec:
             raise OptionError(f"key is {self.key!r}; give a whole number.")
         if self.num_rounds is not None:
             check_whole("num_rounds", self.num_rounds, at_least=1)
-        for name in ("until_converged", "disclose_elbo"):
+        for name in ("until_converged", "disclose_elbo", "secure_sum"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} is {getattr(self, name)!r}; give True or False.")
         for name in ("late", "deadline"):
@@ -78,6 +81,8 @@ class RunSpec:
             check_whole("min_silos", self.min_silos, at_least=1)
             if self.min_silos > len(self.silos):
                 raise OptionError(f"min_silos is {self.min_silos}, but there are {len(self.silos)} silos.")
+        if self.secure_sum and (self.wire.top_k is not None or self.wire.reply == "bfloat16"):
+            raise OptionError("secure_sum sends whole numbers in fixed point; leave top_k and bfloat16 out.")
         if ":" not in self.algorithm:
             choose(self.algorithm, self.options)  # whatever is wrong with it is said now
         if self.until_converged and not self.disclose_elbo:
@@ -154,6 +159,8 @@ def _build(kind, options):
     for name, nested in NESTED.items():
         if isinstance(given.get(name), dict):
             given[name] = _build(nested, given[name])
+    if "privacy" in given:
+        given["privacy"] = _privacy(given["privacy"])
     if "bound" in given and not isinstance(given["bound"], Bound):
         given["bound"] = _bound(given["bound"])
     try:
@@ -170,6 +177,16 @@ def _bound(given):
     if not isinstance(name, str) or name not in BOUNDS or (name == "elbo" and numbers) or len(numbers) > 1:
         raise OptionError(f"bound is {given!r}; give one of {', '.join(BOUNDS)}, with a number of draws if it has any.")
     return BOUNDS[name](*numbers)
+
+
+def _privacy(given):
+    """Like {"protects": "unit", "epsilon": 1.0, "clip": 1.0}."""
+    if given is None or not isinstance(given, dict):
+        return given
+    protects = given.get("protects")
+    if protects not in PRIVACY:
+        raise OptionError(f"privacy protects {protects!r}; choose 'unit' or 'silo'.")
+    return _build(PRIVACY[protects], {name: value for name, value in given.items() if name != "protects"})
 
 
 def check_name(what: str, name: Any) -> None:

@@ -166,7 +166,7 @@ def _shifts(posterior, z_global, weights):
     weighted = weights @ z_global
     spread = np.sqrt(weights @ (z_global - weighted) ** 2)
     columns = {"shift of mean, in sds": (weighted - mean) / sd, "log ratio of sds": np.log(spread / sd)}
-    return pd.DataFrame(columns, index=posterior.model.population.layout.labels())
+    return pd.DataFrame(columns, index=posterior.model.labels())
 
 
 def _judge(k_hat, threshold, effective, size, noise, shifts) -> tuple[Trust, str]:

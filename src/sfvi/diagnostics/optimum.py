@@ -103,7 +103,7 @@ def check_optimum(
     for name in sorted(silos):
         total += np.asarray(silo_part(jax.random.fold_in(run_key, 1), silos[name], noise))
     draws = np.asarray(jax.vmap(posterior.family.sample)(noise), np.float64)
-    steps = _steps(total, draws, posterior.model.population.layout.labels())
+    steps = _steps(total, draws, posterior.model.labels())
     trust, why = _judge(steps)
     return OptimumCheck(trust, say(trust, why), steps, float(np.max(steps["noise of a round"].to_numpy())))
 

@@ -82,7 +82,7 @@ def check_predictive(
     chosen = STATISTICS if statistics is None else dict(statistics)
     seen = observations(silo.data, silo.shared.shared.theta)
     of_copies, misfit = _replicates(silo, key, num_samples, seen, chosen)
-    rows, index = [], []
+    rows, index, name = [], [], silo.shared.model.wording.name
     for site, observation in seen.items():
         counts = observation.counts
         if not counts.any():
@@ -95,10 +95,10 @@ def check_predictive(
             value, others = float(function(real)), np.array(of_copies[site, statistic])
             if np.ptp(others) == 0 and others[0] == value:
                 continue  # says nothing: the smallest of many zeros and ones
-            index.append((site, statistic))
+            index.append((name(site), statistic))
             rows.append([value, others.mean(), others.std(), _p_value(others - value)])
         real_misfit, others = misfit[site]
-        index.append((site, "fit"))
+        index.append((name(site), "fit"))
         rows.append([real_misfit.mean(), others.mean(), others.std(), _p_value(others - real_misfit)])
     columns = ["data", "mean of replicates", "sd of replicates", "p"]
     table = pd.DataFrame(rows, pd.MultiIndex.from_tuples(index, names=["site", "statistic"]), columns)

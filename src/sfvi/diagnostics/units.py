@@ -1,6 +1,7 @@
 r"""Whether each unit's $q(z_i \mid z_G)$ is its posterior: a k-hat for every unit, which stays in the silo."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import jax
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 OFF = 0.3  # sds, or log sds, by which a unit's posterior may be off
 FEW, MOST = 0.05, 0.25  # shares of units that are off: fine, and still doubtful
 MANY = 2000  # units whose k-hat is computed; of more, evenly spread ones
+AT_A_TIME = 2 * 10**7  # numbers drawn together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +31,9 @@ class UnitsCheck:
     Attributes:
         trust: How far to trust the units' posteriors.
         verdict: Why.
-        table: A row for each unit looked at: its plate and position; k-hat of its weights; how far the weighted mean is
-            from that of the posterior as it is sampled, in sds, and the log ratio of the sds, of the latent that is
-            furthest off.
+        table: A row for each unit looked at: its plate and its label, or position; k-hat of its weights; how far the
+            weighted mean is from that of the posterior as it is sampled, in sds, and the log ratio of the sds, of the
+            latent that is furthest off.
         threshold: A good k-hat is not larger.
     """
 
@@ -54,6 +56,10 @@ def check_units(silo: "SiloPosterior", *, key: Key | int = 0, num_draws: int = 5
     groups = data.program.layout.groups
     if not groups or not data.program.separates(shared.theta, data):
         return None
+    looked_at = {group.plate.name: _spread(group.plate.size) for group in groups}
+    numbers = sum(group.block * group.plate.size for group in groups)
+    pieces = math.ceil(num_draws * numbers / AT_A_TIME)
+    together = math.ceil(num_draws / pieces)
 
     @on_one_thread
     def run(key, shared, local, data):
@@ -61,25 +67,31 @@ def check_units(silo: "SiloPosterior", *, key: Key | int = 0, num_draws: int = 5
         own = None if local.silo is None else local.silo.mean(z_global - z_global)
         noise = {
             group.plate.name: jax.random.normal(
-                jax.random.fold_in(key, position), (num_draws, group.block, group.plate.size), z_global.dtype
+                jax.random.fold_in(key, position), (together, group.block, group.plate.size), z_global.dtype
             )
             for position, group in enumerate(groups)
         }
         draws, (_, log_weights) = weigh_units(data, shared, local, z_global, own, noise)
-        return draws, log_weights
+        return {plate: (draws[plate][..., units], log_weights[plate][..., units]) for plate, units in looked_at.items()}
 
-    draws, log_weights = run(as_key(key), shared, silo.family, data)
+    keys = [as_key(key)] if pieces == 1 else jax.random.split(as_key(key), pieces)
+    parts = [jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), run(k, shared, silo.family, data)) for k in keys]
     rows = []
-    for plate in log_weights:
-        z, weights = (np.asarray(part[plate], np.float64) for part in (draws, log_weights))
-        units = np.unique(np.linspace(0, z.shape[2] - 1, min(z.shape[2], MANY)).astype(int))
-        rows += [
-            [plate, unit, *_look(z[:, :, unit], weights[:, unit], silo.shared.bound.draws_of_units)] for unit in units
-        ]
+    for plate, units in looked_at.items():
+        z, weights = (np.concatenate([part[plate][i] for part in parts])[:num_draws] for i in (0, 1))
+        names = silo.shared.model.coords.get(plate, ())
+        for place, unit in enumerate(units):
+            found = _look(z[:, :, place], weights[:, place], silo.shared.bound.draws_of_units)
+            rows.append([plate, names[unit] if len(names) > units[-1] else unit, *found])
     threshold = float(min(1 - 1 / np.log10(num_draws), 0.7))
     table = pd.DataFrame(rows, columns=["plate", "unit", "k_hat", "shift of mean, in sds", "log ratio of sds"])
     trust, why = _judge(table, threshold)
     return UnitsCheck(trust, say(trust, why), table, threshold)
+
+
+def _spread(size):
+    """Positions of the units that are looked at."""
+    return np.unique(np.linspace(0, size - 1, min(size, MANY)).astype(int))
 
 
 def _look(draws, log_weights, num_choices):
@@ -107,19 +119,14 @@ def _judge(table, threshold) -> tuple[Trust, str]:
     total, heavy = len(table), int((table["k_hat"] > threshold).sum())
     shift, stretch = (table[column].abs() for column in ("shift of mean, in sds", "log ratio of sds"))
     off = ~((shift <= OFF) & (stretch <= OFF) & (table["k_hat"] <= 1))  # what is no number is off too
-    counted = f"k-hat is above {threshold:.2f} in {heavy} of {total} units; "
+    found, many = int(off.sum()), "is" if off.sum() == 1 else "are"
+    units = "unit" if total == 1 else "units"
+    words = f"k-hat is above {threshold:.2f} in {heavy} of {total} {units}; {found or 'none'} {many} off by more than "
+    words += f"{OFF:g} sd or {'has' if found == 1 else 'have'} one above 1"
     if off.mean() <= FEW:
-        return "fine", f"{counted}{_count(off)} of them are off by more than {OFF:g} sd or have one above 1."
+        return "fine", f"{words}."
     example = table.loc[np.maximum(shift, stretch).fillna(np.inf).idxmax()]
-    named = f"most in {example['plate']!r} number {example['unit']}"
-    advice = "use families.block(within='full') or bounds.locally_enhanced with more draws"
+    words += f", most in {example['plate']!r}: {example['unit']}"
     if off.mean() <= MOST:
-        return "doubtful", f"{counted}{_count(off)} are off by more than {OFF:g} sd or have one above 1, {named}."
-    return (
-        "do not trust",
-        f"{counted}{_count(off)} are off by more than {OFF:g} sd or have one above 1, {named}: {advice}.",
-    )
-
-
-def _count(off):
-    return f"{int(off.sum())}" if off.any() else "none"
+        return "doubtful", f"{words}."
+    return "do not trust", f"{words}; use families.block(within='full') or bounds.locally_enhanced with more draws."

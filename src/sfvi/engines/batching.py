@@ -23,6 +23,7 @@ from ..errors import ModelError
 from ..families import Local, StructuredLocal
 from ..model import SiloData, StructuredModel, attribute
 from .exactness import same_density, stack
+from .units import take_apart
 
 MAX_BUCKETS = 8
 MAX_SHAPES = 8
@@ -45,7 +46,9 @@ class Batch(NamedTuple):
     sizes: tuple[dict[str, int], ...]
 
 
-def plan(model: StructuredModel, silos: Mapping[str, SiloData], theta: Theta, *, merge: bool) -> list[Batch]:
+def plan(
+    model: StructuredModel, silos: Mapping[str, SiloData], theta: Theta, *, merge: bool, apart: bool = False
+) -> list[Batch]:
     """Group the silos into batches.
 
     Args:
@@ -53,7 +56,10 @@ def plan(model: StructuredModel, silos: Mapping[str, SiloData], theta: Theta, *,
         silos: Data of each silo, in order of name.
         theta: Any value of the trainable parameters, for the checks.
         merge: Whether the algorithm allows merging.
+        apart: Whether it takes units one by one.
     """
+    if apart:
+        silos = {name: take_apart(model, name, silo, theta) for name, silo in silos.items()}
     batches = []
     for names in _by_program(silos):
         group = [silos[name] for name in names]
@@ -232,7 +238,8 @@ def _buckets(names, silos):
 def _stacked(model, names, group, theta) -> list[Batch]:
     same_shape: dict = {}
     for name, silo in zip(names, group, strict=True):
-        same_shape.setdefault(silo.program, []).append((name, silo))
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(silo.apart))
+        same_shape.setdefault((silo.program, shapes), []).append((name, silo))
     if len(same_shape) > 1:
         padded = _padded(model, names, group, theta)
         if padded is not None:
@@ -293,7 +300,13 @@ def _padded(model, names, group, theta) -> list[SiloData] | None:
     if not same_density(originals, copies, theta):
         return None
     padded = [attribute(silo, theta) for silo in padded]
-    return padded if all(silo.owners.keys() == group[0].owners.keys() for silo in padded) else None
+    if any(silo.owners.keys() != group[0].owners.keys() for silo in padded):
+        return None
+    if group[0].apart is None:
+        return padded
+    if group[0].apart.rows is not None:  # tables of different lengths stay apart
+        return None
+    return [take_apart(model, name, silo, theta) for name, silo in zip(names, padded, strict=True)]
 
 
 def _try_shapes(model, name, silo, values):

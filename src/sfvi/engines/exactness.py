@@ -12,6 +12,7 @@ from .._compile import on_one_thread
 from .._types import Theta
 from ..families import Local
 from ..model import SiloData
+from ..model.apart import Apart
 
 TOLERANCE = 1e-9  # relative, in float64, of each site by itself
 POINTS = 2
@@ -28,6 +29,24 @@ def same_density(one: Sequence[SiloData], other: Sequence[SiloData], theta: Thet
             left, right = (_densities(silos, theta) for silos in (one, other))
     except (TypeError, ValueError):  # the program insists on its own precision or sizes: nothing can be said
         return False
+    return _agree(left, right)
+
+
+def sums_up(silo: SiloData, apart: Apart, theta: Theta) -> bool:
+    r"""Whether a silo's log density is that of its units one by one: $r + \sum_i \ell_i$, $r$ that of nobody."""
+    size = int(silo.sizes.get(apart.plate, apart.num_units(silo)))
+    try:
+        with jax.enable_x64(True):
+            whole, nobody = (_densities([one], theta) for one in (silo, apart.nobody(silo)))
+            units = _of_group(jax.vmap(lambda unit: apart.take(silo, unit))(jnp.arange(size)), theta)
+    except (TypeError, ValueError):
+        return False
+    if units.keys() != nobody.keys():
+        return False
+    return _agree(whole, {site: values - (size - 1) * nobody[site] for site, values in units.items()})
+
+
+def _agree(left, right):
     if left.keys() != right.keys():
         return False
     for site, values in left.items():
@@ -44,14 +63,19 @@ def _densities(silos, theta):
         same_shape.setdefault(silo.program, []).append(silo)
     total: dict = {}
     for group in same_shape.values():
-        for seed in range(POINTS):
-            locals_ = [_point(silo, seed) for silo in group]
-            z_local, stacked = (stack(trees) for trees in (locals_, group))
-            terms = _evaluate(jax.tree.map(_double, stacked), z_local, _shift(theta, seed), jnp.asarray(seed))
-            for site, values in terms.items():
-                found = total.setdefault(site, [0.0] * POINTS)
-                found[seed] = found[seed] + np.asarray(values)
-    return {site: np.concatenate(values) for site, values in total.items()}
+        for site, values in _of_group(stack(group), theta).items():
+            total[site] = total.get(site, 0.0) + values
+    return total
+
+
+def _of_group(stacked, theta):
+    """The same for silos of one shape, stacked."""
+    found: dict = {}
+    for seed in range(POINTS):
+        terms = _evaluate(jax.tree.map(_double, stacked), _point(stacked, seed), _shift(theta, seed), jnp.asarray(seed))
+        for site, values in terms.items():
+            found.setdefault(site, []).append(np.asarray(values))
+    return {site: np.concatenate(values) for site, values in found.items()}
 
 
 @on_one_thread
@@ -65,9 +89,10 @@ def _evaluate(silos, z_locals, theta, seed):
             drawn = _drawn(z_local, indices)
             return silo.program.log_terms(z_global, drawn, theta, silo, indices)
 
-        return {site: jnp.sum(term) for site, term in eqx.filter_vmap(one)(silos, z_locals).items()}
+        found = {site: jnp.sum(term) for site, term in eqx.filter_vmap(one)(silos, z_locals).items()}
+        return found, found  # to differentiate, and as they are
 
-    values, gradients = totals(z_global), jax.jacrev(totals)(z_global)
+    gradients, values = jax.jacrev(totals, has_aux=True)(z_global)
     return {site: jnp.append(gradients[site], value) for site, value in values.items()}
 
 
@@ -76,17 +101,18 @@ def stack(trees: Sequence) -> Any:
     return jax.tree.map(lambda *leaves: jnp.asarray(np.stack([np.asarray(leaf) for leaf in leaves])), *trees)
 
 
-def _point(silo, seed):
-    layout = silo.program.layout
+def _point(stacked, seed):
+    """Latents of stacked silos."""
+    layout = stacked.program.layout
 
     def values(ids, size):
         ids = np.asarray(ids, np.float64)
-        angle = ids[0] + 1.7 * ids[1] + 0.3 * np.arange(size)[:, None] + seed
+        angle = ids[:, :1] + 1.7 * ids[:, 1:] + 0.3 * np.arange(size)[:, None] + seed
         return jnp.asarray(0.5 * np.sin(angle))
 
-    own = values(silo.ids.silo, layout.own.size) if layout.own.size else None
+    own = values(stacked.ids.silo, layout.own.size) if layout.own.size else None
     blocks = {group.plate.name: group.block for group in layout.groups}
-    return Local(own, {plate: values(silo.ids.units[plate], n) for plate, n in blocks.items()})
+    return Local(own, {plate: values(stacked.ids.units[plate], n) for plate, n in blocks.items()})
 
 
 def _shift(theta, seed):

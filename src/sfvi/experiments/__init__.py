@@ -3,6 +3,7 @@
 from .fast_start import FastStartExperiment
 from .hier_bnn import HierBnnExperiment
 from .multinomial import MultinomialExperiment
+from .privacy import PrivacyExperiment
 from .reproduce import names, reproduce
 from .six_cities import SixCitiesExperiment
 from .topics import TopicsExperiment
@@ -11,6 +12,7 @@ EXPERIMENTS = {
     "fast_start": FastStartExperiment,
     "hier_bnn": HierBnnExperiment,
     "multinomial": MultinomialExperiment,
+    "privacy": PrivacyExperiment,
     "six_cities": SixCitiesExperiment,
     "topics": TopicsExperiment,
 }

@@ -1,31 +1,26 @@
 """Bayesian networks over silos that differ very much (Table 1 of the paper)."""
 
 import dataclasses
-import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import jax
 import numpy as np
 import optax
 from numpyro.infer import init_to_uniform
 
-from .. import data as datasets
-from .. import families, scores
-from ..algorithms import SFVI, AlgorithmOptions, SFVIAvg, Sites
-from ..baselines import FedSoul, PFedBayes, ReportedFedSoul, fed_avg, fed_soul, p_fed_bayes
-from ..baselines.networks import init_layers, log_likelihood, logits
+from .. import families
+from ..algorithms import SFVI, SFVIAvg, Sites
+from ..baselines import FedSoul, PFedBayes, ReportedFedSoul
 from ..errors import OptionError
-from ..model import StructuredModel
 from ..zoo import fed_pop, hierarchical_bnn
-from .base import Cell, Result, Results, attempt, markdown, name
+from . import hier_bnn_methods as methods
+from .base import Cell, Result, Results, markdown, name
+from .hier_bnn_methods import NUM_DRAWS, POOLED_BATCH, WIDTH, Split
 from .spec import check_seeds
 
-WIDTH, NUM_CLASSES, NUM_DRAWS = 64, 10, 100
 RADIUS = 0.1  # where weights start
-POOLED_BATCH = 1000
 LOWEST = 86  # per cent, in the picture
 BNN, POP = "hierarchical BNN", "fully-Bayesian FedPop"
 PAPER = {  # test accuracies and spreads of the paper's Table 1
@@ -42,27 +37,14 @@ PAPER = {  # test accuracies and spreads of the paper's Table 1
     (50, "FedPop", "FedSOUL, reported"): "95.4 (8.57)",
     (50, "pFedBayes", "reported"): "97.1 (1.18)",
 }
+COLUMNS = (  # of the table: scores, what they are multiplied with, digits
+    ("log score", 1, 4),
+    ("ECE", 100, 2),
+    ("confidence", 100, 2),
+    ("off-majority", 100, 1),
+    ("off-majority, even", 100, 1),
+)
 Method = tuple[str, str]  # model and inference
-Predict = Callable[[str, np.ndarray], np.ndarray]  # probabilities of a silo's network
-Silos = dict[str, dict[str, np.ndarray]]
-
-
-class Split(NamedTuple):
-    """A number of silos, and what depends on it.
-
-    Attributes:
-        silos: How many.
-        batch: Rows of each in a step.
-        local_steps: Of the methods with few rounds, in each round.
-        train_rows: At most so many of each to train with; None for all.
-        test_rows: To test with.
-    """
-
-    silos: int
-    batch: int
-    local_steps: int
-    train_rows: int | None = None
-    test_rows: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,18 +108,18 @@ class HierBnnExperiment:
         average, sites = (each(num_local_steps=steps, **common) for each in (SFVIAvg, Sites))
         found: dict[Method, Callable[..., Result]] = {}
         for title, make in ((BNN, hierarchical_bnn), (POP, fed_pop)):
-            found[title, "SFVI"] = partial(federated, make, sfvi, self.steps)
-            found[title, "SFVI-Avg"] = partial(federated, make, average, rounds)
-            found[title, "Sites"] = partial(federated, make, sites, rounds)
+            found[title, "SFVI"] = partial(methods.federated, make, sfvi, self.steps)
+            found[title, "SFVI-Avg"] = partial(methods.federated, make, average, rounds)
+            found[title, "Sites"] = partial(methods.federated, make, sites, rounds)
         for inference, settings in self.rivals(split).items():
             if isinstance(settings, PFedBayes):
-                found["pFedBayes", inference] = partial(personalized, settings)
+                found["pFedBayes", inference] = partial(methods.personalized, settings)
             else:
-                found["FedPop", inference] = partial(langevin, settings)
-        found["network", "FedAvg"] = partial(averaged, self.local_step_size, rounds)
-        found[BNN, "each silo alone"] = partial(alone, sfvi, self.steps)
-        found[BNN, "pooled"] = partial(pooled, sfvi, self.steps)
-        found["", "majority"] = majority
+                found["FedPop", inference] = partial(methods.langevin, settings)
+        found["network", "FedAvg"] = partial(methods.averaged, self.local_step_size, rounds)
+        found[BNN, "each silo alone"] = partial(methods.alone, sfvi, self.steps)
+        found[BNN, "pooled"] = partial(methods.pooled, sfvi, self.steps)
+        found["", "majority"] = methods.majority
         return found
 
     def cells(self) -> list[Cell]:
@@ -157,7 +139,7 @@ class HierBnnExperiment:
         found = []
         for seed in self.seeds:
             for split in self.splits:
-                load = partial(partition, self.dataset, split, self.share, seed)
+                load = partial(methods.partition, self.dataset, split, self.share, seed)
                 for (model, inference), run in self.methods(split).items():
                     cell = name(f"J = {split.silos}", model, inference, f"seed {seed}")
                     known = {"dataset": self.dataset, "share": self.share, **split._asdict()}
@@ -169,8 +151,8 @@ class HierBnnExperiment:
 
     def report(self, results: Results) -> str:
         """The paper's table with its own figures beside."""
-        columns = ["silos", "model", "inference", "accuracy, % (sd)", "paper", "log score", "ECE, %", "off-majority, %"]
-        columns += ["rounds", "MB a silo"]
+        columns = ["silos", "model", "inference", "accuracy, % (sd)", "paper", "log score", "ECE, %", "confidence, %"]
+        columns += ["off-majority, %", "even, %", "rounds", "MB a silo"]
         rows = []
         for split in self.splits:
             for model, inference in self.methods(split):
@@ -179,15 +161,16 @@ class HierBnnExperiment:
                     continue
                 each = 100 * np.concatenate([run["accuracies"] for run in runs])
                 shown = [f"{each.mean():.2f} ({each.std():.2f})", PAPER.get((split.silos, model, inference), "")]
-                for score, unit, digits in (("log score", 1, 4), ("ECE", 100, 2), ("off-majority", 100, 1)):
-                    shown.append(f"{unit * np.mean([run[score] for run in runs]):.{digits}f}")
+                shown += [_shown(runs, *column) for column in COLUMNS]
                 sent = f"{np.mean([run['bytes'] for run in runs]) / 1e6:,.1f}" if "bytes" in runs[0] else ""
                 broke = sum("broke" in run for run in runs)
                 done = f"{broke} of {len(runs)} diverged" if broke else f"{runs[0]['rounds']:,}"
                 rows.append([str(split.silos), model, inference, *shown, done, sent])
         counts = {len(self._runs(results, split, *method)) for split in self.splits for method in self.methods(split)}
         note = f"Partitions: {min(counts)} to {max(counts)}" if len(counts) > 1 else f"Partitions: {max(counts)}"
-        return f"{note}. The sd is over silos and partitions.\n\n" + markdown(columns, rows, names=3)
+        table = f"{note}. The sd is over silos and partitions.\n\n" + markdown(columns, rows, names=3)
+        spreads = "".join(self._spread(results, split) for split in self.splits)
+        return table + (f"\n{spreads}" if spreads else "")
 
     def draw(self, results: Results, path: Path) -> None:
         """Accuracy in every silo, by method."""
@@ -199,14 +182,14 @@ class HierBnnExperiment:
         figure, axes = plt.subplots(
             1, len(self.splits), figsize=(6.5 * len(self.splits), 5), layout="constrained", squeeze=False
         )
-        methods = [method for method in self.methods(self.splits[0]) if method[1] != "majority"]
+        shown = [method for method in self.methods(self.splits[0]) if method[1] != "majority"]
         for axis, split in zip(axes[0], self.splits, strict=True):
-            for position, (model, inference) in enumerate(reversed(methods)):
+            for position, (model, inference) in enumerate(reversed(shown)):
                 for run in self._runs(results, split, model, inference):
                     values = np.maximum(100 * np.array(run["accuracies"]), LOWEST)
                     axis.plot(values, [position] * len(values), "o", color="tab:gray", markersize=2.5, alpha=0.4)
                     axis.plot(values.mean(), position, "|", color="tab:red", markersize=14)
-            labels = [f"{model}, {inference}" for model, inference in reversed(methods)]
+            labels = [f"{model}, {inference}" for model, inference in reversed(shown)]
             axis.set_yticks(range(len(labels)), labels, fontsize=8)
             axis.set_xlim(LOWEST - 0.5, 100)
             axis.set_title(f"{split.silos} silos", fontsize=10)
@@ -215,157 +198,29 @@ class HierBnnExperiment:
         figure.savefig(path, dpi=110)
         plt.close(figure)
 
+    def _spread(self, results, split):
+        """Where the spread of FedSOUL comes from: silos that were never drawn, whose heads were never trained."""
+        inference = "FedSOUL, reported"
+        settings: Any = self.rivals(split)[inference]
+        runs = self._runs(results, split, "FedPop", inference)
+        never = sum(run["never visited"] for run in runs)
+        if not never:
+            return ""
+        drawn = np.concatenate([np.sort(run["accuracies"])[run["never visited"] :] for run in runs])
+        chance = (1 - settings.num_visited / split.silos) ** settings.num_rounds
+        without = f"{100 * drawn.mean():.2f} ({100 * drawn.std():.2f})"
+        return (
+            f"- {inference}, {split.silos} silos: {never} of {split.silos * len(runs)} were never drawn in "
+            f"{settings.num_rounds} rounds ({100 * chance:.1f}% to be expected) and have a head that was never "
+            f"trained; without as many of the worst the accuracy is {without}.\n"
+        )
+
     def _runs(self, results, split, model, inference):
         cells = [name(f"J = {split.silos}", model, inference, f"seed {seed}") for seed in self.seeds]
         return [results[cell] for cell in cells if cell in results]
 
 
-@cache
-def images(dataset: str) -> datasets.Images:
-    """All images."""
-    return getattr(datasets, dataset)()
-
-
-def partition(dataset: str, split: Split, share: float, seed: int) -> tuple[Silos, Silos]:
-    """Training and test images of each silo, split alike, pixels from 0 to 1."""
-    found = images(dataset)
-    train, test = (
-        _silos(x, y, split.silos, share, rows, seed)
-        for x, y, rows in (
-            (found.train_x, found.train_y, split.train_rows),
-            (found.test_x, found.test_y, split.test_rows),
-        )
-    )
-    return train, test
-
-
-def _silos(x, y, num_silos, share, most, seed):
-    positions = datasets.by_label(y, num_silos, share=share, seed=seed)
-    if most:
-        generator = np.random.default_rng(seed)
-        positions = {silo: np.sort(generator.permutation(rows)[:most]) for silo, rows in positions.items()}
-    flat = {"x": x.reshape(len(x), -1).astype(np.float32) / 255, "y": y}
-    return datasets.take(flat, positions)
-
-
-def evaluate(predict: Predict, train: Silos, test: Silos) -> Result:
-    """Scores of each silo's network on its own test images; all but the accuracies are of all images together.
-
-    Off the majority is what a rule that always says a silo's most frequent label gets wrong.
-    """
-    accuracies, probabilities, labels, rare = [], [], [], []
-    for silo, data in test.items():
-        found = predict(silo, data["x"])
-        accuracies.append(scores.accuracy(found, data["y"]))
-        probabilities.append(found)
-        labels.append(data["y"])
-        rare.append(data["y"] != np.bincount(train[silo]["y"]).argmax())
-    every, truth, off = np.concatenate(probabilities), np.concatenate(labels), np.concatenate(rare)
-    return {
-        **scores.classification(every, truth),
-        "accuracies": np.round(accuracies, 5).tolist(),
-        "off-majority": scores.accuracy(every[off], truth[off]) if off.any() else float("nan"),
-    }
-
-
-def federated(make: Callable, algorithm: AlgorithmOptions, rounds: int, load, split: Split, seed: int, state: Path):
-    """One of our methods."""
-    train, test = load()
-    begin = time.perf_counter()
-    model = make(batch_size=split.batch)
-    found, broke = attempt(model, train, key=seed, num_rounds=rounds, algorithm=algorithm, checkpoint=state)
-    seconds = time.perf_counter() - begin
-
-    def predict(silo, x):
-        return _probabilities(found, silo, x)
-
-    sent = {column: found.communication[column].to_numpy() for column in found.communication}
-    traffic = int(np.sum(sent["rounds"] * (sent["bytes to a silo"] + sent["bytes from a silo"])))
-    extra = {"rounds": rounds, "bytes": traffic, "seconds": round(seconds, 1)}
-    return evaluate(predict, train, test) | extra | broke
-
-
-def alone(algorithm: AlgorithmOptions, steps: int, load, split: Split, seed: int, state: Path) -> Result:
-    """Every silo by itself: nothing is shared, so that one run fits them all."""
-    train, test = load()
-    whole = hierarchical_bnn(batch_size=split.batch)
-    program: Any = whole.silo_program
-
-    def silo(nothing, data):
-        del nothing
-        program(whole.population.program(), data)
-
-    model = StructuredModel(lambda: None, silo)
-    begin = time.perf_counter()
-    found, broke = attempt(model, train, key=seed, num_rounds=steps, algorithm=algorithm, checkpoint=state)
-    seconds = time.perf_counter() - begin
-    scored = evaluate(partial(_probabilities, found), train, test)
-    return scored | {"rounds": 0, "seconds": round(seconds, 1)} | broke
-
-
-def pooled(algorithm: AlgorithmOptions, steps: int, load, split: Split, seed: int, state: Path) -> Result:
-    """One network for all rows together."""
-    train, test = load()
-    rows = {part: np.concatenate([silo[part] for silo in train.values()]) for part in ("x", "y")}
-    model = hierarchical_bnn(batch_size=min(len(rows["y"]), POOLED_BATCH))
-    begin = time.perf_counter()
-    found, broke = attempt(model, {"all": rows}, key=seed, num_rounds=steps, algorithm=algorithm, checkpoint=state)
-    seconds = time.perf_counter() - begin
-    scored = evaluate(lambda silo, x: _probabilities(found, "all", x), train, test)
-    return scored | {"rounds": 0, "seconds": round(seconds, 1)} | broke
-
-
-def langevin(settings: FedSoul | ReportedFedSoul, load, split: Split, seed: int, state: Path) -> Result:
-    """FedSOUL."""
-    del split, state  # it takes minutes
-    train, test = load()
-    begin = time.perf_counter()
-    found = fed_soul(train, settings, key=seed, num_classes=NUM_CLASSES)
-    visits = {"never visited": sum(count == 0 for count in found.visits.values())}
-    scored = evaluate(found.predict, train, test) | visits
-    return scored | {"rounds": settings.num_rounds, "seconds": round(time.perf_counter() - begin, 1)}
-
-
-def personalized(settings: PFedBayes, load, split: Split, seed: int, state: Path) -> Result:
-    """The method pFedBayes."""
-    del split, state  # it takes minutes
-    train, test = load()
-    begin = time.perf_counter()
-    found = p_fed_bayes(train, settings, key=seed, num_classes=NUM_CLASSES)
-    scored = evaluate(partial(found.predict, num_samples=NUM_DRAWS), train, test)
-    return scored | {"rounds": settings.num_rounds, "seconds": round(time.perf_counter() - begin, 1)}
-
-
-def averaged(step_size: float, rounds: int, load, split: Split, seed: int, state: Path) -> Result:
-    """FedAvg of one network for all."""
-    del state  # it takes minutes
-    train, test = load()
-    begin = time.perf_counter()
-
-    def loss(layers, batch):
-        return -log_likelihood(logits(layers, batch["x"]), batch["y"]) / len(batch["y"])
-
-    features = next(iter(train.values()))["x"].shape[1]
-    start = init_layers(jax.random.key(seed), [features, WIDTH, NUM_CLASSES], biases=False)
-    options: dict[str, Any] = {"num_rounds": rounds, "num_local_steps": split.local_steps, "batch_size": split.batch}
-    found = fed_avg(loss, start, train, key=seed, optimizer=optax.adam(step_size), **options)
-    predict = jax.jit(lambda x: jax.nn.softmax(logits(found, x)))
-    scored = evaluate(lambda silo, x: np.asarray(predict(x)), train, test)
-    return scored | {"rounds": rounds, "seconds": round(time.perf_counter() - begin, 1)}
-
-
-def majority(load, split: Split, seed: int, state: Path) -> Result:
-    """Frequencies of the labels in each silo."""
-    del split, seed, state
-    train, test = load()
-
-    def predict(silo, x):
-        counts = np.bincount(train[silo]["y"], minlength=NUM_CLASSES)
-        return np.tile(counts / counts.sum(), (len(x), 1))
-
-    return evaluate(predict, train, test) | {"rounds": 0, "seconds": 0.0}
-
-
-def _probabilities(found, silo, x):
-    data = {"x": x, "y": np.zeros(len(x), np.int32)}
-    return found.silo(silo).predict(data, sites=["probabilities"], num_samples=NUM_DRAWS)["probabilities"]
+def _shown(runs, score, unit, digits):
+    """The mean over those runs that have it."""
+    values = [run[score] for run in runs if score in run]
+    return f"{unit * np.mean(values):.{digits}f}" if values else ""

@@ -29,7 +29,7 @@ NUM_DRAWS = 50
 HELD_OUT_STEPS = 300  # for the weights of held-out documents
 TRACE = 200  # points of an ELBO's way that are kept
 TINY = 1e-12
-ALPHA, BETA = 0.3, 0.5  # of the published form, unless they are learned
+ALPHA, BETA = 1.0, 0.5  # of the published form, unless they are learned; alpha as published
 Load = Callable[[], Corpus]
 
 

@@ -140,6 +140,12 @@ class Agreement(_Sendable):
     orders: dict[str, tuple]
     outcome: Moments | None
 
+    @property
+    def size(self) -> str:
+        """How many rows and silos, in words."""
+        silos = len(self.silos)
+        return f"{self.rows} row{'' if self.rows == 1 else 's'} in {silos} silo{'' if silos == 1 else 's'}"
+
 
 def glmm_summary(
     frame: pd.DataFrame, formula: str, *, family: str, silo: str = "this silo", missing: str = "error"

@@ -1,11 +1,12 @@
 """The front door of formulas: `sfvi.glmm`."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from .. import fitting
+from .. import fitting, results
 from .._types import Key
 from ..algorithms import AlgorithmOptions
 from ..errors import DataError, OptionError
@@ -85,10 +86,18 @@ class Glmm:
         found = fitting.fit(self.model, self.silos, key=key, algorithm=algorithm, num_rounds=num_rounds, **options)
         return GlmmFit(self.agreement, found, self.dropped, self.groups)
 
+    def load(self, folder: str | os.PathLike) -> GlmmFit:
+        """Read what `GlmmFit.save` or `sfvi fit --formula` wrote, of the same formula, priors and silos.
+
+        Args:
+            folder: Where it is.
+        """
+        return GlmmFit(self.agreement, results.load(folder, self.model, self.silos), self.dropped, self.groups)
+
     def __repr__(self) -> str:
         agreed = self.agreement
         lines = [f"Glmm: {agreed.formula}, {agreed.family} family ({self.design.outcome.link} link)"]
-        lines.append(f"{agreed.rows} rows in {len(agreed.silos)} silos")
+        lines.append(f"{agreed.size}")
         lines += left_out(self.dropped)
         for block in self.design.blocks:
             if block.name != SILO:

@@ -95,17 +95,23 @@ class Design:
         return self._checked(frames.read(frame, self._parsed, silo=silo, missing=missing), silo)
 
     def read_predictors(self, frame: pd.DataFrame, *, silo: str, outcome: bool) -> Table:
-        """Rows to predict for, whose outcome is not known; for outcomes of a binomial the trials must be there."""
+        """Rows to predict for, whose outcome is not known; for outcomes of a binomial the trials must be there.
+
+        Rows without a group, where the column or its value is missing, are of a new group each.
+        """
         trials = outcome and self.outcome.name == "binomial"
         used = [*self._parsed.components(), *([self._parsed.response.call.args[1]] if trials else [])]
         wanted = {name for part in used for name in variables(part)}
         wanted |= {column for block in self.blocks for column in block.group_columns}
         columns = tuple(column for column in self._parsed.columns if column in wanted)
         parsed = self._parsed._replace(columns=columns)
+        computed = {name for part in used for name in variables(part)}
+        frame = frames.with_new_groups(frame, [column for column in columns if column not in computed])
         frames.check(frame, parsed, silo)
         incomplete = int(np.asarray(frame[list(columns)].isna()).any(axis=1).sum())
         if incomplete:
-            raise DataError(f"predict: {incomplete} of {len(frame)} rows have missing values; remove or impute them.")
+            have = "has" if incomplete == 1 else "have"
+            raise DataError(f"predict: {incomplete} of {len(frame)} rows {have} missing values; remove or impute them.")
         return self._checked(frames.read(frame, parsed, silo=silo, missing="error"), silo)
 
     def predictors(self, table: Table) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:

@@ -20,6 +20,8 @@ from .parsing import SILO
 from .predicting import Groups, check_kind, linear_predictor, outcome_draws, tabulate
 from .priors import correlation_names, sd_name
 
+UNSAID = ""  # no silo has this name
+
 
 class GlmmFit:
     """The result of fitting a formula, whether `Glmm.fit`, a deployed run or a file gave it.
@@ -58,6 +60,10 @@ class GlmmFit:
         """Write the server's report, see `Fit.report`."""
         self.fit.report(path, diagnosis=diagnosis)
 
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write the fit, see `Fit.save`; `Glmm.load` of the same formula and silos reads it."""
+        self.fit.save(folder)
+
     def summary(self, *, level: float = 0.95, num_samples: int = 10_000, key: Key | int = 0) -> "GlmmSummary":
         """Tables of the posterior, on the original scale.
 
@@ -95,7 +101,7 @@ class GlmmFit:
         self,
         rows: pd.DataFrame,
         *,
-        silo: str | None,
+        silo: str | None = UNSAID,
         kind: str = "mean",
         level: float = 0.95,
         num_samples: int = 1000,
@@ -104,10 +110,12 @@ class GlmmFit:
         """Predict for new rows: mean, sd and interval of each, by draws of all that is uncertain.
 
         Groups that the silo did not have, and all effects of a silo that took no part, are drawn from the population;
-        rows of one new group share its effects.
+        rows of one new group share its effects. So a new patient needs no id: where the column of a grouping factor, or
+        a row's value in it, is missing, the row is of a new group, its prediction an average over the population.
 
         Args:
-            rows: With the columns of the formula's right side, complete; the outcome is not needed.
+            rows: With the columns of the formula's right side, complete but for grouping factors; the outcome is not
+                needed.
             silo: The silo that the rows belong to, whose posterior must be here; None for one that took no part.
             kind: "mean" for the outcome's mean, of a binomial the probability; "outcome" for new outcomes.
             level: Of the intervals, between quantiles.
@@ -116,6 +124,12 @@ class GlmmFit:
         """
         _check_level(level)
         check_kind(kind, num_samples)
+        if silo == UNSAID:
+            there = ", ".join(map(repr, self.fit.silo_names)) or "none is here"
+            raise OptionError(
+                f"predict: say to which silo the rows belong, silo=NAME ({there}); or silo=None for one that took no "
+                "part."
+            )
         table = self.design.read_predictors(rows, silo=silo or "new", outcome=kind == "outcome")
         posterior = self.fit.posterior if silo is None else self.fit.silo(silo)
         groups = {} if silo is None else self._groups_of(silo)
@@ -165,7 +179,7 @@ class GlmmSummary:
         self.family = family
         self.silos = silos
         agreed = fitted.design.agreement
-        self.notes = [f"{agreed.formula}, {agreed.family} family, {agreed.rows} rows in {len(agreed.silos)} silos"]
+        self.notes = [f"{agreed.formula}, {agreed.family} family, {agreed.size}"]
         self.notes += left_out(fitted.dropped)
 
     @property

@@ -1,5 +1,6 @@
 """A silo's data frame: the columns that a formula needs, complete and of known types."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ def read(frame: pd.DataFrame, parsed: Parsed, *, silo: str, missing: str) -> Tab
         told = ", ".join(f"{column!r} {count}" for column, count in counts[counts > 0].items())
         raise DataError(
             f"Silo {silo!r} has missing values in {(~complete).sum()} of {len(frame)} rows (by column: {told}); remove "
-            "or impute them, or set missing='drop'."
+            "or impute them, or leave those rows out of all silos: missing='drop' (--missing drop)."
         )
     if not complete.any():
         why = "every row has missing values" if len(frame) else "its table has no rows"
@@ -84,6 +85,22 @@ def group_ids(table: Table, columns: tuple[str, ...]) -> tuple[list, np.ndarray]
     codes, found = pd.factorize(index, sort=True)
     ids = [_plain(values[0]) if len(columns) == 1 else tuple(map(_plain, values)) for values in found]
     return ids, codes.astype(np.int32)
+
+
+def with_new_groups(frame: Any, columns: Sequence[str]) -> Any:
+    """Give rows that have no group in one of these columns one of their own; what is no table is left as it is."""
+    if not isinstance(frame, pd.DataFrame):
+        return frame
+    filled = frame.copy(deep=False)
+    for column in columns:
+        found = filled[column] if column in filled else pd.Series([None] * len(filled), filled.index, object)
+        if not isinstance(found, pd.Series) or not found.isna().any():
+            continue
+        numbers = pd.api.types.is_numeric_dtype(found)  # ids are compared with those of the silo: these are none
+        invented = [-row - 0.5 if numbers else f"(a new group, row {row})" for row in range(len(found))]
+        filled[column] = found.astype(object).where(found.notna().to_numpy(), pd.Series(invented, found.index))
+        filled[column] = filled[column].astype(float) if numbers else filled[column]
+    return filled
 
 
 def check(frame: pd.DataFrame, parsed: Parsed, silo: str) -> None:

@@ -20,6 +20,7 @@ from .design import BlockDesign, Design
 from .distributions import Recoded, Rescaled
 from .parsing import SILO
 from .priors import Priors, correlation_names, sd_name
+from .wording import wording
 
 
 class Shared(NamedTuple):
@@ -61,7 +62,9 @@ def build(design: Design, priors: Priors) -> StructuredModel:
     dims = {"beta": ["coefficient"], "beta scaled": ["coefficient"]}
     dims |= {f"b({block.name})": [f"effect of {block.name}"] for block in design.blocks}
     coords = {"coefficient": design.labels} | {f"effect of {block.name}": block.effects for block in design.blocks}
-    return StructuredModel(population, silo, dims=dims, coords=coords)
+    model = StructuredModel(population, silo, dims=dims, coords=coords)
+    model.wording = wording(design, priors)
+    return model
 
 
 def _coefficients(design, priors):

@@ -21,13 +21,15 @@ def array_leaves(name: str, data: Any):
 
     Args:
         name: The silo's name.
-        data: A data frame, or a tree whose leaves are arrays (with `__array__`, or lists of numbers) or constants.
+        data: A data frame, whose columns of text are left out; or a tree whose leaves are arrays (with `__array__`, or
+            lists of numbers) or constants.
 
     Returns:
         The arrays by name, the function that puts them back, and a hashable description of the rest.
     """
-    if hasattr(data, "columns") and hasattr(data, "items"):  # a data frame: its columns by name
-        data = {str(column): values for column, values in data.items()}
+    if _is_frame(data):  # its columns by name
+        text = text_columns(data)
+        data = {str(column): values for column, values in data.items() if str(column) not in text}
     try:
         leaves, tree = jax.tree.flatten_with_path(data, is_leaf=lambda leaf: isinstance(leaf, list))
     except (TypeError, ValueError) as error:
@@ -54,6 +56,17 @@ def array_leaves(name: str, data: Any):
         return jax.tree.unflatten(tree, merged)
 
     return values, rebuild, (str(tree), tuple((type(c), c) for c in constants))
+
+
+def text_columns(data: Any) -> list[str]:
+    """Columns of a data frame that hold no numbers, which programs do not get; none of other data."""
+    return (
+        [str(c) for c, values in data.items() if np.asarray(values).dtype.kind not in "biuf"] if _is_frame(data) else []
+    )
+
+
+def _is_frame(data):
+    return hasattr(data, "columns") and hasattr(data, "items")
 
 
 def silo_word(name: str) -> int:

@@ -70,14 +70,6 @@ class FlatLayout(NamedTuple):
             return jnp.zeros(0)
         return jnp.concatenate([jnp.ravel(values[site.name]) for site in self.sites])
 
-    def labels(self) -> list[str]:
-        """Name every coordinate, for messages: `beta[2]`."""
-        names = []
-        for site in self.sites:
-            many = site.free_size > 1
-            names += [f"{site.name}[{i}]" if many else site.name for i in range(site.free_size)]
-        return names
-
 
 class UnitGroup(NamedTuple):
     """The sites whose values come one block per member of a plate."""

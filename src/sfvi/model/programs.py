@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -29,6 +29,9 @@ from .tracing import (
     unit_log_probs,
     violations,
 )
+
+if TYPE_CHECKING:
+    from .apart import Apart
 
 
 class Curvature(NamedTuple):
@@ -300,6 +303,7 @@ class SiloData(eqx.Module):
         num_units: How many exchangeable units it stands for; 0 if that is not known.
         program: The silo's program at these shapes.
         owners: For each loose site the number of the unit that each element belongs to, see `owners.py`.
+        apart: How its units are taken one by one, see `apart.py`; None unless an algorithm asks for it.
     """
 
     values: dict[str, Array]
@@ -308,6 +312,7 @@ class SiloData(eqx.Module):
     num_units: Scalar
     program: SiloProgram = eqx.field(static=True)
     owners: dict[str, Int[Array, "..."]] = eqx.field(default_factory=dict)
+    apart: "Apart | None" = None
 
     @property
     def attributed(self) -> bool:

@@ -1,7 +1,7 @@
 """The front end: two ordinary NumPyro programs make a structured model."""
 
 import inspect as python_inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -9,14 +9,16 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from .._types import Key, Theta
-from ..errors import ModelError, OptionError
+from ..errors import DataError, ModelError, OptionError
+from .apart import Apart, ways_apart
 from .centring import DEFAULT, check_centring
 from .choosing import choose
-from .intake import array_leaves, check_theta, count_units, describe, identify
+from .intake import array_leaves, check_theta, count_units, describe, identify, text_columns
 from .layout import FlatLayout, group_units
 from .owners import attribute, loose_sites
 from .programs import PopulationProgram, SiloData, SiloProgram
 from .tracing import Structure, constrained_params, initial_params, inspect
+from .wording import Wording, free_labels
 
 
 class StructuredModel:
@@ -71,6 +73,7 @@ class StructuredModel:
         _check_no_arguments(population)
         self.dims = dict(dims or {})
         self.coords = dict(coords or {})
+        self.wording = Wording()  # a front end that writes the programs has its own
         self.centring = check_centring(centring)
         self._silo = silo
         self._structure = inspect(population, (), what="The population program")
@@ -91,7 +94,8 @@ class StructuredModel:
 
         Args:
             name: The silo's name.
-            data: A tree of arrays, as the silo program expects them.
+            data: A tree of arrays, as the silo program expects them; or a data frame, of which it gets a dict of the
+                columns that hold numbers.
             unit_ids: Whole numbers that identify the units whichever silo holds them, so that their noise,
                 and with it the whole fit, does not depend on the split. One array if there is one plate
                 of units, else a mapping from plate to array.
@@ -101,10 +105,23 @@ class StructuredModel:
         """
         values, rebuild, signature = array_leaves(name, data)
         function = self._silo_function(name, program)
-        bound = self._program(name, function, values, rebuild, signature)[0]
+        try:
+            bound = self._program(name, function, values, rebuild, signature)[0]
+        except ModelError as error:
+            asked = error.__cause__.args[0] if isinstance(error.__cause__, KeyError) else None
+            if asked not in text_columns(data):
+                raise
+            raise DataError(
+                f"Silo {name!r}: the program asks for column {asked!r}, which holds text; turn it into numbers (codes "
+                "for categories)."
+            ) from error
         units = count_units(name, num_units, bound.layout)
         silo = SiloData(values, {}, identify(name, unit_ids, bound.layout), units, bound)
         return attribute(silo, self.initial_theta(jax.random.key(0), {name: silo})) if bound.loose else silo
+
+    def labels(self) -> list[str]:
+        """Names of all coordinates of the unconstrained global latents, like `beta[smoke]`."""
+        return free_labels(self.population.layout, self.dims, self.coords, self.wording)
 
     @property
     def silo_program(self) -> Callable[[Any, Any], Any] | Mapping[str, Callable[[Any, Any], Any]]:
@@ -134,6 +151,12 @@ class StructuredModel:
         """The program of a silo at other data shapes: its units padded, or laid beside those of other silos."""
         program = silo.program
         return self._program(name, program.program, values, program.rebuild, program.signature)[0]
+
+    def ways_apart(self, name: str, silo: SiloData) -> Iterator[Apart]:
+        """Ways to take the units of a silo one by one that fit the shapes of its data, see `apart.py`."""
+        structure = self._structure_of(silo)
+        observed = set(structure.observed + structure.factors) - set(self._structure.frames)
+        return ways_apart(self, name, silo, {site: structure.frames[site] for site in sorted(observed)})
 
     def initial_theta(self, key: Key, silos: Mapping[str, SiloData]) -> Theta:
         r"""Initial $\theta$ in unconstrained space: the parameters of both programs, agreed by all silos."""

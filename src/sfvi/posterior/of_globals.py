@@ -55,6 +55,18 @@ class GlobalPosterior:
         self.local_family = local_family
         self.bound = bound
         self.network = network
+        self._compiled: dict[Any, Any] = {}
+
+    def compiled(self, what: Any, make: Callable[[], Any]) -> Any:
+        """A compiled function of this posterior and its silos': made once, kept as long as the posterior.
+
+        Args:
+            what: Tells it from others.
+            make: Makes it.
+        """
+        if what not in self._compiled:
+            self._compiled[what] = make()
+        return self._compiled[what]
 
     @property
     def family(self) -> AbstractGlobalFamily:
@@ -75,11 +87,11 @@ class GlobalPosterior:
         """Draw global latents and deterministic sites; draws are on the first axis."""
         population = self.model.population
 
-        @jax.jit
         def draw(family, theta, noise):
             return population.outputs(family.sample(noise), theta)
 
-        return jax.vmap(draw, (None, None, 0))(self.family, self.shared.theta, self.noise(key, num_samples))
+        drawing = self.compiled("sample", lambda: jax.jit(jax.vmap(draw, (None, None, 0))))
+        return drawing(self.family, self.shared.theta, self.noise(key, num_samples))
 
     def summary(
         self, *, num_samples: int = 10_000, quantiles: Sequence[float] = QUANTILES, key: Key | int = 0

@@ -70,13 +70,7 @@ class SiloPosterior:
 
     def sample(self, key: Key | int = 0, num_samples: int = 1000) -> Draws:
         """Draw the silo's latents and deterministic sites together with the global ones they go with."""
-
-        def outputs(key, shared, data, z_global, z_local):
-            del key
-            drawn = data.program.population.outputs(z_global, shared.theta)
-            return drawn | data.program.outputs(z_global, z_local, shared.theta, data)
-
-        return self._at_draws(outputs, key, num_samples)
+        return self._at_draws(_outputs, key, num_samples)
 
     def summary(
         self, *, num_samples: int = 2000, quantiles: Sequence[float] = QUANTILES, key: Key | int = 0
@@ -162,28 +156,38 @@ class SiloPosterior:
         if units is not None:
             checks.insert(0, units)
         elif self.data.program.layout.groups:
-            notes.append("units: not checked, since some rows depend on the latents of several.")
+            notes.append(f"units: not checked, since {self._why_not_apart()}.")
         return Diagnosis(tuple(checks), tuple(notes))
 
-    def report(self, path: str | os.PathLike, *, diagnosis: Diagnosis | Literal[False] | None = None) -> None:
+    def report(
+        self,
+        path: str | os.PathLike,
+        *,
+        diagnosis: Diagnosis | Literal[False] | None = None,
+        global_diagnosis: Diagnosis | None = None,
+    ) -> None:
         """Write the silo's report: one HTML file with its posterior, diagnosis and data summary. It stays in the silo.
 
         Args:
             path: The file.
             diagnosis: What `diagnose()` returned; by default it is made now. False for none.
+            global_diagnosis: What `Fit.diagnose()` returned at the server, to be shown here too: a silo's posterior is
+                no better than the global one. It is not made here.
         """
         if diagnosis is None:
             diagnosis = self.diagnose()
-        write(path, silo_report(self, None if diagnosis is False else diagnosis))
+        write(path, silo_report(self, None if diagnosis is False else diagnosis, global_diagnosis))
 
     def _at_draws(self, function, key, num_samples):
-        """A function of (key, shared, data, z_G, z_L) at draws of all latents; the same key, the same draws."""
+        """A function of (key, shared, data, z_G, z_L) at draws of all latents; the same key, the same draws.
+
+        What is compiled for a function is kept with the global posterior, for other calls and silos of the same shapes.
+        """
         global_key, local_key = jax.random.split(as_key(key))
         noise = self.shared.noise(global_key, num_samples)
         keys = jax.random.split(local_key, num_samples)
         num_draws = self.shared.bound.draws_of_units
 
-        @on_one_thread
         def run(shared, local, data, noise, keys):
             def one(inputs):
                 noise, key = inputs
@@ -192,7 +196,9 @@ class SiloPosterior:
 
             return jax.lax.map(one, (noise, keys), batch_size=DRAWS_AT_A_TIME)
 
-        return run(self.shared.shared, self.family, self.data, noise, keys)
+        return self.shared.compiled(function, lambda: on_one_thread(run))(
+            self.shared.shared, self.family, self.data, noise, keys
+        )
 
     def predict(
         self, data: Any, *, sites: Sequence[str] | None = None, num_samples: int = 100, key: Key | int = 0
@@ -266,6 +272,14 @@ class SiloPosterior:
         units = {plate: block for plate, block in self.family.units.items() if plate not in amortized}
         return StructuredLocal(self.family.silo, units)
 
+    def _why_not_apart(self):
+        layout = self.data.program.layout
+        units = {group.plate.name for group in layout.groups}
+        rows = [plate.name for plate in layout.subsampled if plate.name not in units]
+        if rows:
+            return f"plate {rows[0]!r} is subsampled, so a unit's weight would be of some of its rows only"
+        return "some rows depend on the latents of several"
+
     def _own_dims(self):
         return self.data.program.dims(self._zeros(), self.shared.shared.theta, self.data)
 
@@ -278,6 +292,12 @@ class SiloPosterior:
         model = self.shared.model
         known = model.population.dims(self.shared.shared.theta) | self._own_dims()
         return name_dims(known, model.dims, list(draws))
+
+
+def _outputs(key, shared, data, z_global, z_local):
+    del key
+    drawn = data.program.population.outputs(z_global, shared.theta)
+    return drawn | data.program.outputs(z_global, z_local, shared.theta, data)
 
 
 def _replicate(key, shared, data, z_global, z_local):

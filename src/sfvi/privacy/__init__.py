@@ -3,5 +3,6 @@
 from .audit import Audit
 from .gate import Gate
 from .policy import Policy
+from .secret import Secret
 
-__all__ = ["Audit", "Gate", "Policy"]
+__all__ = ["Audit", "Gate", "Policy", "Secret"]

@@ -3,13 +3,18 @@
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..accountant import Releases
 from ..errors import RefusalError
+
+NO_NOISE = (0.0, 1.0)
+DAMAGED = "its record of what left is damaged, so nothing leaves; restore it"
 
 
 class Audit:
@@ -22,13 +27,32 @@ class Audit:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self._replies: dict[str, set[str]] = {}
+        self._releases: Counter[tuple[float, float]] = Counter()
+        self._by_run: Counter[str] = Counter()
         for line in self._lines():
             if line.get("request"):
-                self._replies.setdefault(line["model"], set()).add(line["request"])
+                self._count(*_reply(line))
+
+    def begin(self) -> None:
+        """Have the file there, so that a record that was lost is not taken for one that was never begun."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+        except OSError as error:
+            raise RefusalError("it cannot keep its record of what leaves, so nothing does") from error
 
     def replies(self, model: str) -> set[str]:
         """Digests of all requests that a reply of this model answered."""
         return self._replies.setdefault(model, set())
+
+    def given(self, run: str) -> int:
+        """How many replies a run has had."""
+        return self._by_run[run]
+
+    def releases(self, *more: Releases) -> list[Releases]:
+        """All replies so far, of whatever model, and some more, by their noise; those without have none."""
+        counts = self._releases + Counter({each[:2]: each.count for each in more})
+        return [Releases(*kind, count) for kind, count in counts.items()]
 
     def sent(
         self,
@@ -41,6 +65,8 @@ class Audit:
         arrays: Mapping[str, np.ndarray],
         size: int,
         request: str = "",
+        release: Releases | None = None,
+        epsilon: float | None = None,
     ) -> None:
         """Record a message that is about to leave.
 
@@ -53,16 +79,28 @@ class Audit:
             arrays: Its numbers, of which names, shapes and norms are kept.
             size: In bytes.
             request: Digest of what it answers, if that is a round.
+            release: The noise of a reply; None if it has none.
+            epsilon: What has been spent with it, if there is a budget.
         """
         numbers = {name: {"shape": list(a.shape), "norm": _norm(a)} for name, a in arrays.items()}
         entry = {"event": "sent", "kind": kind, "run": run, "model": model, "step": step, "fields": sorted(fields)}
-        self._add({**entry, "arrays": numbers, "bytes": size, "request": request})
+        noise = None if release is None else [float(each) for each in release[:2]]
+        about = {"arrays": numbers, "bytes": size, "request": request, "noise": noise, "epsilon": epsilon}
+        self._add({**entry, **about})
         if request:
-            self.replies(model).add(request)
+            self._count(run, model, request, noise)
 
     def refused(self, *, run: str, step: int, reason: str) -> None:
         """Record a refusal."""
         self._add({"event": "refused", "run": run, "step": step, "reason": reason})
+
+    def _count(self, run, model, request, noise):
+        """The same answer to the same question counts once."""
+        if request not in self.replies(model):
+            self._by_run[run] += 1
+            self.replies(model).add(request)
+            multiplier, rate = noise or NO_NOISE
+            self._releases[multiplier, rate] += 1
 
     def _add(self, entry):
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
@@ -70,21 +108,38 @@ class Audit:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise RefusalError("it cannot keep its record of what leaves, so nothing does") from error
 
     def _lines(self):
         try:
-            text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return
+            text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         except OSError as error:
             raise RefusalError("it cannot read its record of what left, so nothing does") from error
-        for line in text.splitlines():
+        except UnicodeDecodeError:
+            raise RefusalError(DAMAGED) from None
+        whole, _, rest = text.rpartition("\n")
+        if rest:  # the last line of a process that was killed: that message did not leave
+            os.truncate(self.path, len((whole + "\n").encode()) if whole else 0)
+        for line in whole.splitlines():
             try:
-                yield json.loads(line)
+                found = json.loads(line)
             except ValueError:
-                continue  # the last line of a process that was killed: that message did not leave
+                raise RefusalError(DAMAGED) from None
+            if not isinstance(found, dict):
+                raise RefusalError(DAMAGED)
+            yield found
+
+
+def _reply(line) -> tuple[str, str, str, tuple[float, float] | None]:
+    """Run, model, question and noise of a reply that left."""
+    run, model, request, noise = (line.get(name) for name in ("run", "model", "request", "noise"))
+    whole = noise is None or (isinstance(noise, list) and [type(each) for each in noise] == [float, float])
+    if not whole or not all(isinstance(text, str) for text in (run, model, request)):
+        raise RefusalError(DAMAGED)
+    return run, model, request, None if noise is None else (noise[0], noise[1])
 
 
 def _norm(array):

@@ -1,22 +1,29 @@
 """The one door of a silo: what does not fit the policy does not leave."""
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..accountant import Releases, spent
+from ..algorithms.privacy import AbstractPrivacy
 from ..errors import RefusalError
 from ..model import SiloData
 from ..model.observed import observations
 from .audit import Audit
 from .policy import Policy
 
+log = logging.getLogger("sfvi")
+
 # What the answers to each question may hold: names of fields, and beginnings of names of arrays.
 CONTENTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
-    "join": ({"num_units", "groups", "tangled", "network", "theta"}, ("theta.",)),
+    "join": ({"num_units", "groups", "tangled", "network", "theta", "key"}, ("theta.",)),
     "begin": ({"versions"}, ()),
     "start": (set(), ()),
-    "round": ({"elbo"}, ("reply", "index", "values")),
+    "round": ({"elbo", "shares"}, ("reply", "index", "values", "masked")),
+    "unmask": ({"shares", "pairs"}, ()),
     "finish": ({"theta"}, ("theta.",)),
 }
 
@@ -36,9 +43,24 @@ class Gate:
         """Refuse a model that is not allowed."""
         allowed = self.policy.models
         if allowed is not None and not any(model.startswith(text) for text in allowed):
-            raise RefusalError("its policy does not allow this model; show its silo the code, and have the hash added")
+            raise RefusalError(
+                f"its policy does not allow this model ({model[:12]}); who has read the code there may add this hash "
+                "to the policy's models"
+            )
 
-    def check_run(self, *, algorithm: str, silos: Sequence[str], discloses_elbo: bool, rounds: int, model: str) -> None:
+    def check_run(
+        self,
+        *,
+        algorithm: str,
+        silos: Sequence[str],
+        discloses_elbo: bool,
+        rounds: int,
+        model: str,
+        run: str,
+        privacy: AbstractPrivacy | None,
+        secure_sum: bool,
+        min_silos: int | None,
+    ) -> None:
         """Refuse a run that the policy does not allow, before anything has left.
 
         Args:
@@ -47,6 +69,10 @@ class Gate:
             discloses_elbo: Whether the run asks for the silos' terms of the bound.
             rounds: At most.
             model: The hash of its code.
+            run: Its name; what it has had already is not asked for again.
+            privacy: Its differential privacy, with the noise that it will have.
+            secure_sum: Whether only the sum of replies is seen.
+            min_silos: How many it goes on with; None for all.
         """
         self.check_model(model)
         policy = self.policy
@@ -54,11 +80,35 @@ class Gate:
             raise RefusalError(f"its policy allows {', '.join(policy.algorithms) or 'no algorithm'}, not {algorithm}")
         if len(set(silos)) < policy.min_silos:
             raise RefusalError(f"its policy asks for at least {policy.min_silos} silos in a run")
+        if policy.secure_sum and not secure_sum:
+            raise RefusalError("its policy asks for secure sums; run with secure_sum")
+        if secure_sum and min(len(set(silos)), min_silos or len(silos)) < policy.min_sum:
+            raise RefusalError(
+                f"its policy asks for a sum of at least {policy.min_sum} silos (with two, each can subtract itself)"
+            )
         if discloses_elbo and "elbo" not in policy.disclose:
             raise RefusalError("its policy does not allow its ELBO to be told; run without disclose_elbo")
         if policy.max_rounds is not None and rounds > policy.max_rounds:
             raise RefusalError(f"its policy allows {policy.max_rounds} rounds, not {rounds}")
-        self._check_rounds(model)
+        if privacy is not None and privacy.shared_by > 1:
+            if not secure_sum:
+                raise RefusalError("silos that share their noise need a secure sum; run with secure_sum")
+            if min(len(set(silos)), min_silos or len(silos)) < privacy.shared_by:
+                raise RefusalError(f"noise that {privacy.shared_by} silos share needs as many in every round")
+        if privacy is not None and discloses_elbo:
+            raise RefusalError("the ELBO has no noise; run without disclose_elbo")
+        left = max(0, rounds - self.audit.given(run))
+        if left:
+            self._check_rounds(model)
+        self._check_budget(None if privacy is None else privacy.releases_of_units(left))
+
+    def check_keys(self, keys: Mapping[str, str], mine: str) -> None:
+        """Refuse keys, and silos, that are not those that the policy knows; `mine` is this silo."""
+        if not keys or self.policy.peers is None:
+            return
+        for name in sorted(set(keys) - {mine}):
+            if self.policy.peers.get(name) != keys[name]:
+                raise RefusalError(f"the server gives a key of silo {name!r} that is not the one in its policy")
 
     def check_data(self, data: SiloData, theta: Mapping[str, Any]) -> None:
         """Refuse to take part with too few units, or with units that have too few observations."""
@@ -83,7 +133,8 @@ class Gate:
         model: str,
         step: int,
         size: int,
-        request: str,
+        request: str = "",
+        release: Releases | None = None,
     ) -> None:
         """Let a message out, or refuse; what leaves is recorded before.
 
@@ -96,6 +147,7 @@ class Gate:
             step: Number of the step.
             size: Bytes.
             request: Digest of what it answers.
+            release: The noise in it; None if there is none.
         """
         self.check_model(model)
         if kind not in CONTENTS:
@@ -104,19 +156,40 @@ class Gate:
         odd = sorted(set(fields) - may) + sorted(name for name in arrays if not name.startswith(beginnings or "\0"))
         if "elbo" in fields and "elbo" not in self.policy.disclose:
             odd.append("elbo")
+        if self.policy.secure_sum and kind == "round" and set(arrays) != {"masked"}:
+            odd.append(min(set(arrays) - {"masked"}, default="a reply without a mask"))
         if odd:
             raise RefusalError(f"its policy does not allow {odd[0]!r} to leave")
-        if kind == "round" and request not in self.audit.replies(model):
-            self._check_rounds(model)
-        digest = request if kind == "round" else ""
-        self.audit.sent(
-            kind=kind, run=run, model=model, step=step, fields=fields, arrays=arrays, size=size, request=digest
-        )
+        about: dict[str, Any] = {}
+        if kind == "round":
+            new = request not in self.audit.replies(model)
+            if new:
+                self._check_rounds(model)
+            about = {"request": request, "release": release, "epsilon": self._check_budget(release, new=new)}
+        self.audit.sent(kind=kind, run=run, model=model, step=step, fields=fields, arrays=arrays, size=size, **about)
 
     def _check_rounds(self, model):
         most = self.policy.max_rounds
         if most is not None and len(self.audit.replies(model)) >= most:
             raise RefusalError(f"its policy allows {most} replies about this model, and all of them were given")
+
+    def _check_budget(self, release, *, new=True):
+        """What has been spent with a release, or a refusal if that is more than there is."""
+        budget, delta = self.policy.epsilon, self.policy.delta
+        if budget is None:
+            return None
+        if release is None or release.noise_multiplier <= 0:
+            raise RefusalError("its policy asks for differential privacy; run with privacy")
+        total = spent(self.audit.releases(*([release] if new else [])), delta)
+        if math.isinf(total):
+            raise RefusalError("its record has replies without noise, so no budget can be kept; begin another folder")
+        if total > budget * (1 + 1e-9):
+            before = spent(self.audit.releases(), delta)
+            log.warning(
+                "budget: %.3g of %g is spent at delta %g; this would make it %.3g", before, budget, delta, total
+            )
+            raise RefusalError(f"its policy has a privacy budget of {budget:g}, which this would exceed")
+        return total
 
 
 def rows_per_unit(data: SiloData, theta: Mapping[str, Any]) -> int:

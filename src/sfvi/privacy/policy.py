@@ -7,6 +7,11 @@
     min_units = 20               # fewer units than these take part in nothing
     min_rows = 3                 # observations of each unit with latents of its own, at least
     min_silos = 3                # in a run: with two, each can subtract itself from a sum
+    epsilon = 2.0                # differential privacy that all runs together may cost; without: none is asked for
+    delta = 1e-6                 # the probability with which its promise may fail
+    secure_sum = true            # only runs in which nobody sees this silo's replies, but their sum
+    min_sum = 3                  # of how many silos such a sum must be at least
+    peers = { north = "3f…" }    # the other silos' keys for such sums, as `sfvi silo start` prints them there
 
 A run that the policy does not allow is refused when it asks to join, before anything else has left; a message that
 holds anything else than it may is not sent. What the file does not know, or cannot be read, is refused too.
@@ -14,7 +19,9 @@ holds anything else than it may is not sent. What the file does not know, or can
 
 import dataclasses
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +29,7 @@ from ..errors import OptionError
 
 TOLD = ("num_units", "theta", "elbo")
 HASH = 12  # characters of a hash at least
+WHOLE_KEY = re.compile("[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,12 @@ class Policy:
         min_units: Units of the silo at least.
         min_rows: Observations of each unit with latents at least.
         min_silos: Silos of a run at least.
+        epsilon: The privacy budget of the silo's data, over all runs and models that its record knows of. Runs without
+            differential privacy are then refused; None for no budget.
+        delta: With it.
+        secure_sum: Whether replies may leave only where they are added up before anyone sees them.
+        min_sum: Silos in such a sum at least: with two, each can subtract itself.
+        peers: Keys of other silos, whole; without them the server's word is taken for whose they are.
     """
 
     models: tuple[str, ...] | None = None
@@ -46,6 +60,11 @@ class Policy:
     min_units: int = 1
     min_rows: int = 0
     min_silos: int = 1
+    epsilon: float | None = None
+    delta: float = 1e-5
+    secure_sum: bool = False
+    min_sum: int = 3
+    peers: Mapping[str, str] | None = None
 
     def __post_init__(self):
         for name in ("models", "algorithms", "disclose"):
@@ -58,12 +77,27 @@ class Policy:
         odd = sorted(set(self.disclose) - set(TOLD))
         if odd:
             raise OptionError(f"policy: disclose holds {odd[0]!r}; choose among {', '.join(TOLD)}.")
-        for name, least in (("max_rounds", 0), ("min_units", 0), ("min_rows", 0), ("min_silos", 1)):
+        for name, least in (("max_rounds", 0), ("min_units", 0), ("min_rows", 0), ("min_silos", 1), ("min_sum", 1)):
             value: Any = getattr(self, name)
             if value is None and name == "max_rounds":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"policy: {name} is {value!r}; give a whole number of at least {least}.")
+        if not isinstance(self.secure_sum, bool):
+            raise OptionError(f"policy: secure_sum is {self.secure_sum!r}; give true or false.")
+        keys = list(self.peers.values()) if isinstance(self.peers, Mapping) else [self.peers]
+        if self.peers is not None and not all(isinstance(key, str) and WHOLE_KEY.fullmatch(key) for key in keys):
+            raise OptionError(
+                "policy: peers must give the whole key of each silo by its name: 64 characters, 0 to 9 and a to f."
+            )
+        if len(set(map(str, keys))) < len(keys):
+            raise OptionError("policy: peers gives two silos the same key; ask them for theirs once more.")
+        for name, most in (("epsilon", float("inf")), ("delta", 1.0)):
+            value = getattr(self, name)
+            if value is None and name == "epsilon":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < most:
+                raise OptionError(f"policy: {name} is {value!r}; give a positive number.")
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Policy":

@@ -58,29 +58,40 @@ def check_given(diagnosis: Any, *, silo: bool) -> None:
             )
 
 
-def verdict(diagnosis: Diagnosis | None) -> Html:
-    """The verdict of all checks together, for the top of a page."""
+def verdict(diagnosis: Diagnosis | None, *, of: str = "") -> Html:
+    """The verdict of all checks together, for the top of a page; `of` says what they are of, where there are two."""
+    begin = f"{of}: " if of else ""
     if diagnosis is None:
         said = paragraph(
             "No diagnosis was made for this report, so it says nothing of how far the posterior can be trusted."
         )
-        return tag("div", tag("strong", "Not diagnosed"), said, class_="verdict unknown", role="note")
+        return tag(
+            "div",
+            tag("strong", begin + ("not diagnosed" if of else "Not diagnosed")),
+            said,
+            class_="verdict unknown",
+            role="note",
+        )
     trust = diagnosis.trust
     worst = [check for check in diagnosis.checks if check.trust == trust]
     lines = [paragraph(HEADLINES[trust])]
     if trust != "fine":
         lines += [paragraph(tag("em", f"{check.name}: "), _reason(check)) for check in worst]
     lines += [paragraph(_capital(note), class_="note") for note in diagnosis.notes]
-    title = _capital(trust) + (", as far as it was checked" if diagnosis.notes and trust == "fine" else "")
+    title = (begin + trust if of else _capital(trust)) + (
+        ", as far as it was checked" if diagnosis.notes and trust == "fine" else ""
+    )
     return tag("div", tag("strong", title), *lines, class_=f"verdict {TONES[trust]}", role="note")
 
 
-def details(diagnosis: Diagnosis | None) -> Html:
-    """Every check: the question, the verdict and its figures."""
+def details(diagnosis: Diagnosis | None, note: str = "") -> Html:
+    """Every check: the question, the verdict and its figures; `note` is about the units of the figures."""
     if diagnosis is None:
         return paragraph("None was made: the caller left it out.")
     rows = [[check.name, _trust(check.trust), _reason(check)] for check in diagnosis.checks]
-    parts = [table(["check", "trust", "why"], rows, caption="All checks and their verdicts; the worst one counts.")]
+    caption = "All checks and their verdicts; the worst one counts."
+    parts = [table(["check", "trust", "why"], rows, caption=caption, stacks=True)]
+    parts += [paragraph(note, class_="note")] if note else []
     for check in diagnosis.checks:
         parts += [tag("h3", _capital(check.name)), paragraph(_question(check)), _figures(check)]
     if diagnosis.notes:
@@ -97,9 +108,9 @@ def _figures(check: Check) -> Html:
     fields = {}
     for field in dataclasses.fields(check) if dataclasses.is_dataclass(check) else ():
         value = getattr(check, field.name)
-        if field.name in FIGURES and isinstance(value, int | float):
+        if field.name in FIGURES and isinstance(value, int | float) and np.isfinite(value):
             whole = isinstance(value, int) or field.name == "effective_draws"
-            fields[FIGURES[field.name]] = f"{value:,.0f}" if whole and np.isfinite(value) else number(value)
+            fields[FIGURES[field.name]] = f"{value:,.0f}" if whole else number(value)
     parts = [definitions(fields.items())] if fields else []
     if isinstance(check, OptimumCheck):
         parts.append(_worst(check.steps, np.abs(check.steps["mean"].to_numpy()), "The way to the maximum of the bound"))
@@ -126,13 +137,13 @@ def _units(check: UnitsCheck) -> Html:
     named = [column for column in check.table.columns if column in ("plate", "unit")]
     figures = check.table.drop(columns=named).rename(columns={"k_hat": "k-hat"})
     limits = pd.Series({column: 1.0 if column == "k-hat" else OFF for column in figures})
-    order = (figures.abs() / limits).max(axis=1).to_numpy()
+    order = (figures.assign(**{"k-hat": figures["k-hat"].clip(lower=0)}).abs() / limits).max(axis=1).to_numpy()
     first = np.argsort(-np.nan_to_num(order, nan=np.inf), kind="stable")[:MOST]
     names = check.table[named].iloc[first].astype(str).to_numpy()
     rows = [[*name, *cells] for name, cells in zip(names, columns(figures.iloc[first]), strict=True)]
     more = f", the {MOST} of {count(len(figures), 'unit')} that are furthest off" if len(figures) > MOST else ""
     head = [*named, *map(str, figures.columns)]
-    return table(head, rows, caption=f"The units looked at{more}.", numbers=range(1, len(head)))
+    return table(head, rows, caption=f"The units looked at{more}.", numbers=range(len(named), len(head)))
 
 
 def _predictive(frame: pd.DataFrame) -> Html:

@@ -1,7 +1,7 @@
 """What left each silo: the fields of its replies, in words."""
 
 from collections.abc import Sequence
-from math import prod
+from math import isinf, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,8 +70,14 @@ def in_words(sent: Sent) -> Html:
     return table(["field", "what it is", "shape", "numbers"], rows, caption=caption, numbers=[3])
 
 
-def what_left(provenance: Provenance | None, diagnosis: "Diagnosis | None") -> Html:
-    """The section of the report: what leaves, when, and what stays."""
+def what_left(provenance: Provenance | None, diagnosis: "Diagnosis | None", before: Sequence[str] = ()) -> Html:
+    """The section of the report: what leaves, when, and what stays.
+
+    Args:
+        provenance: How the fit came about; None if that is not known.
+        diagnosis: The diagnosis of the report; None for none.
+        before: What silos told before the first round, beyond the number of their units.
+    """
     parts = [
         paragraph(
             "A silo's reply in a round has the fields below and nothing else; its size does not depend on the silo's "
@@ -84,15 +90,25 @@ def what_left(provenance: Provenance | None, diagnosis: "Diagnosis | None") -> H
         )
     else:
         parts += [in_words(sent) for sent in provenance.sent]
-    parts.append(bullets(_occasions(provenance, diagnosis)))
-    parts.append(
-        paragraph(
-            "No noise is added to any of these numbers. They are computed from the silo's data and can tell of them: a "
-            "gradient from a silo with few units may say much about each.",
-            class_="note",
-        )
-    )
+    parts.append(bullets([*before, *_occasions(provenance, diagnosis)]))
+    parts.append(paragraph(_noise(provenance), class_="note"))
     return join(*parts)
+
+
+def _noise(provenance):
+    """What is promised about these numbers, or that nothing is."""
+    if provenance is None or provenance.privacy is None or isinf(provenance.privacy.epsilon):
+        return (
+            "No noise is added to any of these numbers. They are computed from the silo's data and can tell of them: a "
+            "gradient from a silo with few units may say much about each."
+        )
+    said = str(provenance.privacy)
+    if provenance.engine != "deployed":
+        said += (
+            " In this process the noise follows from the run's key, and the ELBO above and any diagnosis have none: "
+            "what is promised holds for the replies of a deployed run."
+        )
+    return said
 
 
 def _occasions(provenance, diagnosis):
@@ -110,6 +126,8 @@ def _occasions(provenance, diagnosis):
             if told
             else "The silo's term of the bound stayed there: it leaves only if a run asks for it (disclose_elbo)."
         )
+        if provenance.settings.get("secure_sum") == "True":
+            lines.append("Replies were masked (secure_sum): the server saw the sum of all silos' only.")
     elif provenance is not None:
         lines.append(
             "This run was computed in one process, where all silos' data are. There their terms of the bound were "

@@ -3,7 +3,8 @@
 import math
 
 from ..model.graph import ModelGraph, Node, SiloGraph
-from .html import Html, count, listed, table, tag
+from ..model.wording import Wording
+from .html import NOTHING, Html, count, listed, more, table, tag
 from .layout import MOST_PROGRAMS, Drawn, Picture, lay_out, shortened, subtitle
 
 MARGIN, STEPS = 3.0, 24
@@ -18,6 +19,18 @@ KINDS = {
     ("silo", "parameter"): "parameter θ",
 }
 MOST_ROWS = 60
+
+
+def in_words(graph: ModelGraph, wording: Wording) -> ModelGraph:
+    """The graph with its sites and distributions called as people call them."""
+
+    def told(node):
+        distribution = wording.distributions.get(node.name, node.distribution)
+        parents = tuple(map(wording.name, node.parents))
+        return node._replace(name=wording.name(node.name), distribution=distribution, parents=parents)
+
+    programs = (program._replace(nodes=tuple(map(told, program.nodes))) for program in graph.programs)
+    return ModelGraph(tuple(map(told, graph.population)), tuple(programs))
 
 
 def drawing(graph: ModelGraph) -> Html:
@@ -53,9 +66,7 @@ def sites_table(graph: ModelGraph) -> Html:
         )
         rows += [_row(node, "silo", where) for node in program.nodes]
     left_out = len(rows) - MOST_ROWS
-    caption = "Sites of the model." + (
-        f" The first {MOST_ROWS}; {left_out:,} more are left out." if left_out > 0 else ""
-    )
+    caption = "Sites of the model." + (f" The first {MOST_ROWS}; {more(left_out)}" if left_out > 0 else "")
     head = ["site", "kind", "where", "distribution", "plates", "depends directly on"]
     return table(head, rows[:MOST_ROWS], caption=caption)
 
@@ -66,9 +77,9 @@ def _row(node: Node, place: str, where: str):
         tag("code", node.name),
         KINDS[place, node.kind],
         "shared by all" if parameter else where,
-        node.distribution or "–",
-        ", ".join(node.plates) or "–",
-        ", ".join(node.parents) or ("–" if not parameter else "learned"),
+        node.distribution or NOTHING,
+        ", ".join(node.plates) or NOTHING,
+        ", ".join(node.parents) or (NOTHING if not parameter else "learned"),
     ]
 
 
@@ -94,14 +105,24 @@ def _box(box):
     return tag("rect", x=_n(box.x), y=_n(box.y), width=_n(box.width), height=_n(box.height), rx=6, **style)
 
 
+def _place(box):
+    """Where a box's label begins: at the top of the server's box, at the foot of the others: edges come from above."""
+    return box.x + 11, box.y + 19 if box.kind == "server" else box.y + box.height - 9
+
+
+def _covers(box, point, margin):
+    """Whether a point lies on the label of a box."""
+    (x, y), long = _place(box), 6.2 * len(shortened(box.label) if box.kind == "plate" else box.label)
+    return x - margin < point[0] < x + long + margin and y - 11 - margin < point[1] < y + 3 + margin
+
+
 def _label(box):
-    """At the top of the server's box, at the foot of the others: edges come from above."""
     color = {"server": "var(--accent)", "silo": "var(--bad)", "plate": "var(--muted)"}[box.kind]
-    y = box.y + 19 if box.kind == "server" else box.y + box.height - 9
+    x, y = _place(box)
     shown = shortened(box.label) if box.kind == "plate" else box.label
     halo = {"stroke": "var(--panel)" if box.kind == "server" else "var(--paper)", "stroke_width": 4}
     size = 11 if box.kind == "plate" else 12
-    place = {"x": _n(box.x + 11), "y": _n(y), "font_size": size, "paint_order": "stroke"}
+    place = {"x": _n(x), "y": _n(y), "font_size": size, "paint_order": "stroke"}
     return tag("text", shown, tag("title", box.label), fill=color, **halo, **place)
 
 
@@ -128,11 +149,11 @@ def _site(site: Drawn):
 
 
 def _edge(picture: Picture, start, end):
-    """A curve from parent to child, bent as little as keeps it off other sites."""
+    """A curve from parent to child, bent as little as keeps it off other sites and labels."""
     sites = {site.id: site for site in picture.sites}
     a, b = sites[start], sites[end]
     others = [site for key, site in sites.items() if key not in (start, end)]
-    best = min(BENDS, key=lambda bend: (_hits(_curve(a, b, bend), others, picture.width), abs(bend)))
+    best = min(BENDS, key=lambda bend: (_hits(_curve(a, b, bend), others, picture), abs(bend)))
     curve = _curve(a, b, best)
     times = [i / 200 for i in range(201)]
     outside = [t for t in times if not _inside(_point(curve, t), a, 1.0) and not _inside(_point(curve, t), b, 2.0)]
@@ -170,11 +191,12 @@ def _inside(point, site, margin):
     return math.hypot(dx, point[1] - site.y) < across + margin
 
 
-def _hits(curve, others, width):
-    """How many sites a curve runs over; leaving the picture counts as one."""
+def _hits(curve, others, picture):
+    """How many sites a curve runs over, and then how many labels; leaving the picture counts as a site."""
     points = [_point(curve, i / STEPS) for i in range(1, STEPS)]
-    leaves = any(not 2 < x < width - 2 for x, _ in points)
-    return leaves + sum(any(_inside(point, site, 4.0) for point in points) for site in others)
+    leaves = any(not 2 < x < picture.width - 2 for x, _ in points)
+    sites = leaves + sum(any(_inside(point, site, 4.0) for point in points) for site in others)
+    return sites, sum(any(_covers(box, point, 3.0) for point in points) for box in picture.boxes)
 
 
 def _n(value):

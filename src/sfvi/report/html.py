@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 VOID = ("br", "hr", "meta")
+NOTHING = "–"
 SYMBOL = re.compile(r"\b(z)_(G)\b")
 
 
@@ -86,17 +87,18 @@ def table(
     *,
     caption: str | Html,
     numbers: Sequence[int] = (),
-    wide: bool = True,
+    stacks: bool = False,
 ) -> Html:
-    """A table whose first column names the rows.
+    """A table whose first column names the rows; rows and columns that say nothing but "–" are left out.
 
     Args:
         head: Titles of the columns.
         rows: Cells.
         caption: What it shows.
         numbers: Columns of numbers, which are set flush right.
-        wide: Whether it may scroll by itself on a narrow screen.
+        stacks: Whether on a narrow screen a row's cells stand below each other; otherwise the table scrolls by itself.
     """
+    head, rows, numbers = _said(list(head), [list(row) for row in rows], numbers)
 
     def cell(position, content):
         kind = "number" if position in numbers else None
@@ -104,8 +106,19 @@ def table(
 
     header = [tag("th", t, scope="col", class_="number" if i in numbers else None) for i, t in enumerate(head)]
     body = [tag("tr", [cell(i, c) for i, c in enumerate(row)]) for row in rows]
-    made = tag("table", tag("caption", math(caption)), tag("thead", tag("tr", header)), tag("tbody", body))
-    return tag("div", made, class_="scroll", tabindex=0, role="region", aria_label="Table") if wide else made
+    parts = [tag("caption", math(caption)), tag("thead", tag("tr", header)), tag("tbody", body)]
+    made = tag("table", parts, class_="stacks" if stacks else None)
+    return tag("div", made, class_="scroll", tabindex=0, role="region", aria_label="Table")
+
+
+def _said(head, rows, numbers):
+    """A table without the rows and columns that are empty; the first column names the others."""
+    rows = [row for row in rows if len(row) == 1 or set(map(str, row[1:])) != {NOTHING}] or rows
+    kept = [i for i in range(len(head)) if i == 0 or not rows or {str(row[i]) for row in rows} != {NOTHING}]
+    if kept == [0]:
+        return head, rows, numbers
+    places = [place for place, i in enumerate(kept) if i in numbers]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows], places
 
 
 def definitions(pairs: Iterable[tuple[str, str]]) -> Html:
@@ -128,11 +141,16 @@ def count(number: int, what: str, plural: str | None = None) -> str:
     return f"{number:,} {what if number == 1 else plural or what + 's'}"
 
 
+def more(number: int) -> str:
+    """How many are not shown."""
+    return f"{number:,} more {'is' if number == 1 else 'are'} left out."
+
+
 def number(value: float, scale: float | None = None, *, digits: int = 3) -> str:
     """A number with so many digits of `scale`, by default of itself; with a true minus sign."""
     value = float(value)
     if not np.isfinite(value):
-        return "–"
+        return NOTHING
     size = abs(value) if scale is None else abs(float(scale))
     if size == 0 or not np.isfinite(size):
         size = abs(value) or 1.0

@@ -168,7 +168,11 @@ def _arranged(item, edges, places, limit) -> _Laid:
             width + 2 * label, room, [], [Drawn(item.id, item.node, width / 2 + label, room / 2, width, height)]
         )
     label = item.label if item.kind != "plate" else shortened(item.label)
-    boxes, sites, widest = [], [], 6.6 * len(label) + PAD
+    boxes, sites, widest = (
+        [],
+        [],
+        6.6 * len(label) + (PAD if item.kind != "plate" else 3 * PAD),
+    )  # edges pass beside a label
     y, foot = (PAD + HEADER, PAD) if item.kind == "server" else (PAD, PAD + HEADER)
     rows = []
     for row in _rows(item.children, edges):

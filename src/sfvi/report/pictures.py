@@ -107,15 +107,17 @@ def participation(present: pd.DataFrame) -> Html:
     return _in_both(draw, name="participation", words=words, height=0.85 + 0.2 * len(names))
 
 
-def forest(rows: pd.DataFrame, *, name: str, what: str) -> Html:
-    """Means and intervals, one line each.
+def forest(rows: pd.DataFrame, *, name: str, what: str, left_out: int = 0) -> Html:
+    """Means and intervals, one line each, sorted.
 
     Args:
         rows: Columns mean, low and high; the index names the lines.
         name: Of the picture on its page.
         what: The site.
+        left_out: So many lines are missing in the middle.
     """
-    labels, places = [_short(str(label)) for label in rows.index], np.arange(len(rows))
+    places, middle = np.arange(len(rows)), len(rows) / 2
+    places = places + np.where(left_out and places >= middle, 1, 0)
     low, high, mean = (rows[column].to_numpy(float) for column in ("low", "high", "mean"))
     many = len(rows) > 20
 
@@ -124,8 +126,10 @@ def forest(rows: pd.DataFrame, *, name: str, what: str) -> Html:
             axes.axvline(0, color=COLORS["muted"], linewidth=0.8)
         axes.hlines(places, low, high, color=COLORS["accent"], linewidth=1.2)
         axes.plot(mean, places, "o", color=COLORS["accent"], markersize=3.2)
-        axes.set_yticks(places, [_short(n, 14) for n in labels] if narrow else labels, fontsize=7.5 if many else 9)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_yticks(places, _labels(rows.index, 14 if narrow else 28), fontsize=7.5 if many else 9)
+        axes.set_ylim(places[-1] + 0.6, -0.6)
+        if left_out:
+            axes.axhline(middle, color=COLORS["muted"], linewidth=0.8, linestyle=(0, (2, 3)))
         axes.tick_params(left=False, top=many, labeltop=many)
         axes.locator_params(axis="x", nbins=5 if narrow else 9)
         axes.spines["left"].set_visible(False)
@@ -134,7 +138,7 @@ def forest(rows: pd.DataFrame, *, name: str, what: str) -> Html:
         axes.set_axisbelow(True)
 
     words = f"Means and 95% intervals of {what}; the table below has the numbers."
-    return _in_both(draw, name=name, words=words, height=0.8 + 0.17 * max(2, len(rows)))
+    return _in_both(draw, name=name, words=words, height=0.8 + 0.17 * max(2, len(rows) + bool(left_out)))
 
 
 def density(draws: np.ndarray, *, width: int = 150, height: int = 30) -> Html:
@@ -165,6 +169,16 @@ def density(draws: np.ndarray, *, width: int = 150, height: int = 30) -> Html:
     words = f"Density with most of its mass between {number(low)} and {number(high)}"
     size = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
     return tag("svg", parts, role="img", aria_label=words, **size)
+
+
+def _labels(names, most):
+    """Names for an axis; where one is too long, what all begin with is left out first."""
+    names = [str(name) for name in names]
+    if len(names) > 1 and max(map(len, names)) > most:
+        pairs = zip(min(names), max(names), strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        names = [f"…{name[common:]}" for name in names] if common > 1 else names
+    return [_short(name, most) for name in names]
 
 
 def _short(text, most=28):

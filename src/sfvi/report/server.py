@@ -9,7 +9,7 @@ from ..diagnostics import Diagnosis
 from ..provenance import versions
 from . import checks, graph
 from .disclosure import what_left
-from .html import Html, bytes_, count, definitions, figure, join, listed, number, paragraph, table, tag
+from .html import Html, bytes_, count, definitions, figure, join, listed, more, number, paragraph, table, tag
 from .layout import MOST_PROGRAMS
 from .marginals import global_marginals, marginals_table
 from .page import Section, page
@@ -36,7 +36,8 @@ def server_report(fit: "Fit", diagnosis: Diagnosis | None) -> Html:
     """
     if diagnosis is not None:
         checks.check_given(diagnosis, silo=False)
-    latents = [site.name for site in fit.posterior.model.population.layout.sites]
+    wording = fit.posterior.model.wording
+    latents = [wording.name(site.name) for site in fit.posterior.model.population.layout.sites]
     shared = listed(latents, most=4) if latents else "the parameters θ"
     silos = fit.participation.columns
     lead = join(checks.verdict(diagnosis), _summary(fit))
@@ -44,12 +45,12 @@ def server_report(fit: "Fit", diagnosis: Diagnosis | None) -> Html:
         Section("model", "The model", _model(fit)),
         Section("posterior", "Posterior of what is shared", _posterior(fit)),
         Section("rounds", "The rounds", _rounds(fit)),
-        Section("diagnostics", "Diagnostics", checks.details(diagnosis)),
+        Section("diagnostics", "Diagnostics", checks.details(diagnosis, wording.note)),
         Section("communication", "Rounds and bytes", _communication(fit)),
-        Section("disclosure", "What left each silo", what_left(fit.provenance, diagnosis)),
+        Section("disclosure", "What left each silo", what_left(fit.provenance, diagnosis, wording.before)),
         Section("making", "How it was made", _making(fit)),
     ]
-    title = f"Posterior of {shared} from {count(len(silos), 'silo')}"
+    title = wording.title or f"Posterior of {shared} from {count(len(silos), 'silo')}"
     return page(
         kind="Report of the server · structured federated variational inference",
         title=title,
@@ -83,7 +84,7 @@ def _summary(fit):
 
 
 def _model(fit):
-    found = fit.graph
+    found = graph.in_words(fit.graph, fit.posterior.model.wording)
     programs = found.programs
     caption = [
         "Look for where a site lies: what is in the blue box is shared and known to the server; what is in the dashed "
@@ -143,7 +144,7 @@ def _theta(leaves):
         rows.append([tag("code", name), " × ".join(map(str, np.shape(leaf))) or "a number", shown])
     caption = "Learned as numbers, by maximizing the bound; in the model's own space."
     if len(leaves) > MOST_THETA:
-        caption += f" {len(leaves) - MOST_THETA:,} more are left out."
+        caption += f" {more(len(leaves) - MOST_THETA)}"
     return table(["parameter", "shape", "value"], rows, caption=caption)
 
 
@@ -169,7 +170,7 @@ def _rounds(fit):
 def _participation(present):
     silos, rounds = present.shape[1], len(present)
     if present.to_numpy().all():
-        who = "The one silo" if silos == 1 else f"All {silos:,} silos"
+        who = {1: "The one silo", 2: "Both silos"}.get(silos, f"All {silos:,} silos")
         return paragraph(f"{who} took part in {'the one round' if rounds == 1 else f'each of the {rounds:,} rounds'}.")
     caption = (
         "Who took part when, a line for each silo; the share of rounds is at the right. Look for silos that were "

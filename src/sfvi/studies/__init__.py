@@ -1,7 +1,7 @@
 """Fits described by plain values and kept in folders: what the commands `fit`, `report` and `diagnose` do."""
 
-from .reading import Judged, Source, diagnose, report
+from .reading import Judged, Reports, Source, diagnose, report
 from .running import Result, run
 from .study import Study
 
-__all__ = ["Judged", "Result", "Source", "Study", "diagnose", "report", "run"]
+__all__ = ["Judged", "Reports", "Result", "Source", "Study", "diagnose", "report", "run"]

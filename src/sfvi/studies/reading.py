@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import jax
+import pandas as pd
 
 from .. import archive, results
 from ..deploy import data
@@ -21,7 +22,11 @@ from ..formula import Agreement, glmm_groups, glmm_model, name_groups
 from ..model import StructuredModel
 from ..posterior import SiloPosterior
 from ..results import Fit
+from . import keeping
 from . import study as studies
+
+Say = Callable[[str], None]
+LONG = "Diagnosing the global posterior; this may take minutes."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,33 +72,86 @@ class Judged(NamedTuple):
         return {"trust": self.trust, "fit": None if self.fit is None else _plain(self.fit), "silos": silos}
 
 
-def report(run: Path, source: Source, output: Path | None = None) -> list[Path]:
-    """Write the report of a result, and one for each silo whose data are given; return where they are.
+class Reports(NamedTuple):
+    """Reports that were written.
+
+    Attributes:
+        paths: The files.
+        diagnosis: Which diagnosis of the global posterior they show, in a sentence.
+        kept: The file of that diagnosis; None if there is none.
+    """
+
+    paths: list[Path]
+    diagnosis: str
+    kept: Path | None
+
+
+def report(
+    run: Path,
+    source: Source,
+    output: Path | None = None,
+    *,
+    diagnosed: bool = True,
+    say: Say = lambda _: None,
+) -> Reports:
+    """Write the report of a result, and one for each silo whose data are given.
+
+    The diagnosis of the global posterior is the one beside the result, if it is of this fit and was made with the data
+    of the silos given; otherwise it is made now and kept there. Those of silos are made now: they hold units' ids,
+    which are in no file.
 
     Args:
         run: A folder that `sfvi fit`, `sfvi run` or `Fit.save` wrote, or a silo's own file.
         source: Where model and data are.
         output: The report's file; a silo's has the silo's name added. By default beside the result.
+        diagnosed: Whether the reports show diagnoses at all.
+        say: Called with a sentence before what takes long.
     """
     run = Path(run)
     place = output or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
     with _opened(run, source) as (fit, silos):
-        made = []
+        made, found, said, kept = [], None, "The report has no diagnosis.", None
         if fit is not None:
-            fit.report(place)
+            if diagnosed:
+                found, said, kept = _diagnosis(run, fit, say)
+            fit.report(place, diagnosis=found or False)
             made.append(place)
+        elif diagnosed:
+            said = "The diagnosis is of this silo alone; that of the global posterior is at the server."
         for name, silo in silos.items():
+            say(f"Writing the report of silo {name}." if not diagnosed else f"Diagnosing silo {name}.")
             own = place if fit is None else place.with_stem(f"{place.stem}-{quote(name, safe='')}")
-            silo.report(own)
+            silo.report(own, diagnosis=None if diagnosed else False, global_diagnosis=found)
             made.append(own)
-        return made
+        return Reports(made, said, kept)
 
 
-def diagnose(run: Path, source: Source) -> Judged:
-    """Find out how far to trust a result; arguments as in `report`."""
+def _diagnosis(run, fit, say):
+    """The diagnosis of a fit, which it is in a sentence, and its file."""
+    known = keeping.find(run, fit.posterior, fit.silo_names)
+    if known is not None:
+        names = ", ".join(check.name for check in known.diagnosis.checks)
+        said = f"The diagnosis ({names}) is that of {known.made}, of this fit, in {known.path}."
+        return known.diagnosis, said, known.path
+    say(LONG)
+    found = fit.diagnose()
+    path = keeping.keep(run, found, fit.silo_names)
+    return found, f"The diagnosis was made now{'.' if path is None else f' and is kept in {path}.'}", path
+
+
+def diagnose(run: Path, source: Source, *, say: Say = lambda _: None) -> Judged:
+    """Find out how far to trust a result, and keep what is found of the global posterior; arguments as in `report`."""
     with _opened(Path(run), source) as (fit, silos):
-        found = None if fit is None else fit.diagnose()
-        return Judged(found, {name: silo.diagnose() for name, silo in silos.items()})
+        found = None
+        if fit is not None:
+            say(LONG)
+            found = fit.diagnose()
+            keeping.keep(Path(run), found, fit.silo_names)
+        judged = {}
+        for name, silo in silos.items():
+            say(f"Diagnosing silo {name}.")
+            judged[name] = silo.diagnose()
+        return Judged(found, judged)
 
 
 @contextlib.contextmanager
@@ -178,6 +236,21 @@ def _plain(found):
 
 
 def _figures(check):
-    """Those of a check's own figures that are single numbers; None where there is none."""
-    numbers = {name: value for name, value in vars(check).items() if isinstance(value, bool | int | float)}
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    """A check's own numbers and tables, those as a list of rows; None where there is no number."""
+    numbers = {name: _number(value) for name, value in vars(check).items() if isinstance(value, bool | int | float)}
+    tables = {name: _rows(value) for name, value in vars(check).items() if isinstance(value, pd.DataFrame)}
+    return numbers | tables
+
+
+def _rows(table):
+    named = any(name is not None for name in table.index.names)
+    names = table.index.to_frame(index=False) if named else pd.DataFrame({"coordinate": table.index})
+    whole = table.reset_index(drop=True)
+    if named or not isinstance(table.index, pd.RangeIndex):
+        whole = pd.concat([names, whole], axis=1)
+    return [{str(column): _number(value) for column, value in row.items()} for row in whole.to_dict("records")]
+
+
+def _number(value):
+    value = value.item() if hasattr(value, "item") else value
+    return value if not isinstance(value, float) or math.isfinite(value) else None

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pandas as pd
 
 from .. import archive, fitting
 from ..errors import OptionError
+from ..model.intake import text_columns
 from ..results import Fit
 from .study import FILE, Study, read
 
@@ -45,6 +47,7 @@ class Result(NamedTuple):
             "rounds": len(fit.elbo),
             "seconds": fit.seconds,
             "converged": None if found is None else found.converged,
+            "diagnosed": False,
             "verdicts": [*([] if found is None else [found.verdict]), *self.remarks],
             "notes": self.notes,
             "summary": by_name,
@@ -52,7 +55,14 @@ class Result(NamedTuple):
         }
 
 
-def run(study: Study, folder: Path, *, checkpoint: Path | None = None, progress: bool | None = None) -> Result:
+def run(
+    study: Study,
+    folder: Path,
+    *,
+    checkpoint: Path | None = None,
+    progress: bool | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Result:
     """Fit, summarize and keep.
 
     Args:
@@ -60,9 +70,10 @@ def run(study: Study, folder: Path, *, checkpoint: Path | None = None, progress:
         folder: For the result: a new or empty one, or that of the same study.
         checkpoint: As in `sfvi.fit`.
         progress: As in `sfvi.fit`.
+        say: Called with a sentence when the input is read and the long part begins.
     """
     folder = Path(folder)
-    _check_output(folder, study, checkpoint)
+    replaces = _check_output(folder, study, checkpoint)
     with jax.enable_x64(study.precision == "float64"), _heard() as remarks:
         options: dict[str, Any] = {
             "key": study.key,
@@ -73,26 +84,41 @@ def run(study: Study, folder: Path, *, checkpoint: Path | None = None, progress:
             "progress": progress,
         }
         if study.formula is None:
-            agreement, notes, effects = None, [], pd.DataFrame()
-            fit = _fit_model(study, options)
+            agreement, effects = None, pd.DataFrame()
+            fit, notes = _fit_model(study, options, say)
             tables = {"Global latents": fit.posterior.summary()}
         else:
             glmm = study.glmm()
+            say(_begun(study))
             agreement, found = glmm.agreement, glmm.fit(**options)
             fit, summary = found.fit, found.summary()
             tables, effects, notes = summary.tables, summary.silos, summary.notes
         _keep(folder, fit, lambda place: study.write(place, agreement))
+    if replaces:
+        remarks.append(f"{str(folder)!r} held the result of the same command already; it has been replaced.")
     return Result(fit, folder, tables, effects, notes, remarks)
 
 
-def _fit_model(study, options):
+def _begun(study):
+    rounds = "" if study.num_rounds is None else f", {study.num_rounds:,} rounds"
+    return f"Fitting {len(study.silos)} silo{'' if len(study.silos) == 1 else 's'}{rounds}; this may take minutes."
+
+
+def _fit_model(study, options, say):
     code, inputs = study.code(), study.inputs()
+    model = code.model
+    say(_begun(study))
     told = {
         field: {name: getattr(found, field) for name, found in inputs.items() if getattr(found, field) is not None}
         for field in ("unit_ids", "num_units")
     }
     given = {field: found or None for field, found in told.items()}
-    return fitting.fit(code.model, {name: found.data for name, found in inputs.items()}, **given, **options)
+    fit = fitting.fit(model, {name: found.data for name, found in inputs.items()}, **given, **options)
+    text = {name: text_columns(found.data) for name, found in inputs.items()}
+    notes = [
+        f"Silo {name}: columns of text, which the program does not see: {', '.join(c)}" for name, c in text.items() if c
+    ]
+    return fit, notes
 
 
 @contextlib.contextmanager
@@ -114,7 +140,7 @@ def _heard():
 
 
 def _check_output(folder, study, checkpoint):
-    """Refuse a folder that holds something else, before anything is computed."""
+    """Refuse a folder that holds something else, before anything is computed; say whether it holds this very study."""
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"--output {str(folder)!r} is a file; name a folder.")
     archive.probe(folder.parent / FILE)
@@ -122,12 +148,13 @@ def _check_output(folder, study, checkpoint):
     if checkpoint is not None:
         inside -= {path for path in inside if path.name.startswith(Path(checkpoint).name)}
     if not inside:
-        return
+        return False
     known = read(folder)
     if known is None:
         raise OptionError(f"--output {str(folder)!r} holds something else already; name a new folder.")
     if known[0].plain() != study.plain():
         raise OptionError(f"--output {str(folder)!r} holds another fit; name a new folder, or remove that one.")
+    return True
 
 
 def _keep(folder, fit, describe):

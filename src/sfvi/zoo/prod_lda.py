@@ -29,6 +29,8 @@ from ..errors import OptionError
 from ..families import Amortized, amortized
 from ..model import StructuredModel
 
+LENGTH, WIDEST = 10.0, 4.0  # of an encoder's input, and of its log scales
+
 
 def prod_lda(
     *,
@@ -147,21 +149,29 @@ def spread_out(words: Any, counts: Any, rows: Any, num_words: int) -> Float[Arra
 
 
 class _Encoder(eqx.Module):
-    """Two hidden layers over the frequencies of words."""
+    r"""Hidden layers over $\log(1 + n_d)$, brought to one length, and the logarithm of the number of words.
+
+    Documents of thousands of words would otherwise drive means and scales far off, and with them the fit; log scales
+    stay within $\pm 4$ for the same reason.
+    """
 
     network: eqx.nn.MLP
     num_words: int = eqx.field(static=True)
 
     def __call__(self, document):
         words, counts = (document[part][None] for part in ("words", "counts"))
-        return self.network(jnp.log1p(spread_out(words, counts, jnp.zeros(1, jnp.int32), self.num_words)[0]))
+        often = spread_out(words, counts, jnp.zeros(1, jnp.int32), self.num_words)[0]
+        seen = jnp.log1p(often)
+        direction = LENGTH * seen / jnp.sqrt(jnp.sum(seen**2) + 1e-6)
+        loc, log_scale = jnp.split(self.network(jnp.append(direction, jnp.log1p(jnp.sum(often)))), 2)
+        return jnp.concatenate([loc, WIDEST * jnp.tanh(log_scale / WIDEST)])
 
 
 def document_encoder(
     key: Key | int, *, num_words: int, num_topics: int = 21, num_hidden: int = 100, depth: int = 2
 ) -> Amortized:
     """The inference network to go with it: a document to means and log scales of its $h$."""
-    network = eqx.nn.MLP(num_words, 2 * num_topics, num_hidden, depth, activation=jax.nn.softplus, key=as_key(key))
+    network = eqx.nn.MLP(num_words + 1, 2 * num_topics, num_hidden, depth, activation=jax.nn.softplus, key=as_key(key))
     return amortized(_Encoder(network, num_words), _documents, plate="documents")
 
 

@@ -99,6 +99,7 @@ def spec_of(chosen: dict[str, Any], known: list[str]) -> RunSpec:
         "late": chosen["late"],
         "deadline": chosen["deadline"],
         "disclose_elbo": chosen["disclose-elbo"],
+        "secure_sum": chosen["secure-sum"],
     }
     reply = chosen["reply"] or chosen["wire"]
     wire = Wire(broadcast=chosen["wire"], reply=reply, top_k=chosen["top-k"] or None)

@@ -46,6 +46,7 @@ min-silos = 0
 late = 10.0
 deadline = 600.0
 disclose-elbo = false
+secure-sum = false
 until-converged = false
 wire = "float32"
 reply = ""

@@ -1,9 +1,11 @@
 """The operator of a run: submits it, watches it, and submits it again until it is done."""
 
 import base64
+import contextlib
 import json
 import logging
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from typing import Any
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from ... import archive
-from ...errors import DeploymentError
+from ...errors import DeploymentError, OptionError
 from ..spec import RunSpec
 from . import kits
 from .kits import OPERATOR
@@ -26,6 +28,7 @@ CONNECTING = 30.0  # seconds that silos have to connect before the first job, if
 ROLES = "sfvi.deploy.nvflare.roles"
 RUNTIME = "nvflare.collab.runtime"
 JOB = "sfvi-"  # before the name of a run
+ENDED = "ended"  # state of a run none of whose jobs is under way
 
 
 class Operator:
@@ -44,7 +47,8 @@ class Operator:
         self._begun = False
 
     def run(self, output: Path) -> Path:
-        """Bring the run to its end; returns the folder with its result."""
+        """Bring the run to its end; returns the folder with its result, which may hold this run's already."""
+        check_output(output, self._spec.name)
         archive.probe(output / "global.npz")
         try:
             return self._run(output)
@@ -190,17 +194,21 @@ class Operator:
         return found[0], sorted(self._spec.silos)
 
     def _under_way(self):
-        return next(iter(self.jobs(_job_name(self._spec))), None)
+        return next((job for job in self.jobs(_job_name(self._spec)) if job[1].get("state") != ENDED), None)
 
     def jobs(self, name: str | None = None) -> list[tuple[str, dict[str, Any]]]:
-        """Jobs of runs that are under way, and the status of each; all, or those of one name."""
-        found = []
+        """The newest job of each run, and its status: of all runs, or of one."""
+        found: dict[str, tuple[str, dict[str, Any]]] = {}
         for job in self._ask(lambda session: session.list_jobs(limit=20, reverse=True)):
-            mine = job.get("job_name") == name if name else str(job.get("job_name")).startswith(JOB)
-            if mine and job.get("status") == "RUNNING":
+            title, state = str(job.get("job_name")), str(job.get("status"))
+            if title in found or not (title == name if name else title.startswith(JOB)):
+                continue
+            status = {"run": title.removeprefix(JOB), "state": ENDED} if state.startswith("FINISHED") else None
+            if state == "RUNNING":
                 status = self._status(job["job_id"])  # a server that was killed calls dead jobs running too
-                found += [] if status is None else [(job["job_id"], status)]
-        return found
+            if status is not None:
+                found[title] = (job["job_id"], status)
+        return list(found.values())
 
     def _connected(self):
         """The silos in NVFlare's list, and when each was last heard of."""
@@ -215,9 +223,10 @@ class Operator:
         begin = said = time.monotonic()
         while True:
             try:
-                if self._session is None:
-                    self._session = new_secure_session(OPERATOR, str(self._kit.resolve()), timeout=PATIENCE)
-                return question(self._session)
+                with contextlib.redirect_stdout(sys.stderr):  # NVFlare prints what it does; what we print may be JSON
+                    if self._session is None:
+                        self._session = new_secure_session(OPERATOR, str(self._kit.resolve()), timeout=PATIENCE)
+                    return question(self._session)
             except Exception as error:
                 if once:
                     raise
@@ -242,8 +251,22 @@ class Operator:
             self._session = None
 
 
-def under_way(kit: Path, run: str | None = None) -> list[dict[str, Any]]:
-    """The status of runs that are under way, asked of the server; of all, or of one."""
+def check_output(folder: Path, run: str) -> None:
+    """Refuse a folder that holds something else than this run's result, before anything is begun."""
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"The output {str(folder)!r} is a file; name a folder.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    kept = folder / "fit.npz"
+    if not kept.exists():
+        raise OptionError(f"The output {str(folder)!r} holds something else already; name a new folder.")
+    known = archive.read(kept, kind="fit")[1].get("provenance") or {}
+    if known.get("settings", {}).get("name") != run:
+        raise OptionError(f"The output {str(folder)!r} holds another fit; name a new folder, or remove that one.")
+
+
+def recent(kit: Path, run: str | None = None) -> list[dict[str, Any]]:
+    """The status of runs that are under way or have ended lately, asked of the server; of all, or of one."""
     operator = Operator(kit, RunSpec(name=run or "any", silos=("any",), deadline=10.0))
     try:
         return [status for _, status in operator.jobs(None if run is None else JOB + run)]
@@ -291,4 +314,4 @@ def _write_job(folder, spec, silos):
         path.write_text(json.dumps(content, indent=1))
 
 
-__all__ = ["Operator", "under_way"]
+__all__ = ["Operator", "recent"]

@@ -1,0 +1,232 @@
+r"""Differential privacy as an option: who is protected, and by how much noise.
+
+Both add noise in the silo, to its reply, before it leaves. What stays in the silo ($\eta_L$) gets none.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int
+
+from .._types import Key
+from ..accountant import LEAST_NOISE, MOST_NOISE, Releases, noise_for, spent
+from ..errors import OptionError
+from ..model import SiloData
+from .grid import SPREAD, Grid, Whole
+
+Tree = TypeVar("Tree")
+SECRET = 0x5EC2E7  # what follows from a silo's key for noise follows from nothing else
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AbstractPrivacy:
+    r"""Noise of standard deviation $\sigma C$ on a sum to which each of those protected adds at most norm $C$.
+
+    Args:
+        clip: $C$.
+        epsilon: To be spent in all rounds together; $\sigma$ follows from it and the number of rounds.
+        noise_multiplier: $\sigma$, instead of `epsilon`; 0 for no noise and no promise.
+        delta: The probability with which the promise may fail: well below one over the number of those protected.
+        shared_by: How many silos make the noise together, each $1 / \sqrt{n}$ of it. Only their sum is then protected,
+            so it takes a secure sum of at least so many silos, and all of them must be honest.
+    """
+
+    clip: float
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    shared_by: int = 1
+
+    def __post_init__(self):
+        who = type(self).__name__
+        _check_number(f"{who}: clip", self.clip, above=0.0, infinite=self.noise_multiplier == 0)
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise OptionError(f"{who}: give one of epsilon and noise_multiplier.")
+        if self.epsilon is not None:
+            _check_number(f"{who}: epsilon", self.epsilon, above=0.0)
+        if self.noise_multiplier is not None and self.noise_multiplier != 0:
+            _check_number(f"{who}: noise_multiplier", self.noise_multiplier, above=0.0)
+            if not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE:
+                raise OptionError(
+                    f"{who}: noise_multiplier is {self.noise_multiplier!r}; give 0, or a number between "
+                    f"{LEAST_NOISE:g} and {MOST_NOISE:g}."
+                )
+        if isinstance(self.delta, bool) or not isinstance(self.delta, int | float) or not 0 < self.delta < 1:
+            raise OptionError(f"{who}: delta is {self.delta!r}; give a small number between 0 and 1, like 1e-5.")
+        if isinstance(self.shared_by, bool) or not isinstance(self.shared_by, int) or self.shared_by < 1:
+            raise OptionError(f"{who}: shared_by is {self.shared_by!r}; give a whole number of at least 1.")
+
+    @property
+    def rate(self) -> float:
+        """The probability with which one of those protected takes part in a round."""
+        return 1.0
+
+    @property
+    def noise(self) -> float:
+        r"""$\sigma$, once it is known."""
+        if self.noise_multiplier is None:
+            raise OptionError(
+                f"{type(self).__name__}: epsilon needs a number of rounds that is known beforehand; leave "
+                "until_converged out, or give noise_multiplier."
+            )
+        return self.noise_multiplier
+
+    def planned(self, num_rounds: int) -> Self:
+        r"""With the $\sigma$ for so many rounds."""
+        if self.epsilon is None:
+            return self
+        noise = noise_for(self.epsilon, self.delta, count=num_rounds, sampling_rate=self.rate)
+        return dataclasses.replace(self, epsilon=None, noise_multiplier=noise)
+
+    def releases(self, count: int) -> Releases:
+        """So many rounds, for the accountant."""
+        return Releases(self.noise, self.rate, count)
+
+    def releases_of_units(self, count: int) -> Releases:
+        """The same, of what they tell about a unit."""
+        return self.releases(count)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitPrivacy(AbstractPrivacy):
+    r"""Protects every unit: a child, a patient, a document, with all its rows.
+
+    The gradient of each unit's part of $\mathcal{L}_j$, in $(\eta_G, \theta, \phi)$ and in the parameters of the
+    silo's own latents, that in means times their standard deviations, is shortened to norm $C$; to their sum noise is
+    added. With n units in all and d global latents, $C = 10 \sqrt{d / n}$ shortens few of them; a clip that shortens
+    many biases the result, which a trial with `noise_multiplier=0` shows. Units take part in a round with probability
+    q each (Poisson sampling), chosen by the silo in secret, and their sum is divided by q.
+
+    Args:
+        sampling_rate: q; 1 for all units in every round.
+        clip: See `AbstractPrivacy` for this and all others.
+    """
+
+    sampling_rate: float = 1.0
+
+    def __post_init__(self):
+        AbstractPrivacy.__post_init__(self)
+        rate = self.sampling_rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+            raise OptionError(f"UnitPrivacy: sampling_rate is {rate!r}; give a number above 0 and at most 1.")
+
+    @property
+    def rate(self) -> float:
+        """As given."""
+        return float(self.sampling_rate)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiloPrivacy(AbstractPrivacy):
+    r"""Protects a silo as a whole, all its data together: whether it took part at all.
+
+    The difference between its reply and that of a silo with nothing to say is shortened to norm $C$, and noise is
+    added. Useful with many silos only: each adds all of the noise.
+    """
+
+    def releases_of_units(self, count: int) -> Releases:
+        """A unit more or less can turn the shortened difference around: it moves by twice the clip."""
+        return Releases(self.noise / 2, self.rate, count)
+
+
+Privacy = UnitPrivacy | SiloPrivacy
+
+
+class Spent(NamedTuple):
+    r"""What a fit has cost those whom it protects.
+
+    Attributes:
+        protects: "unit" or "silo".
+        epsilon: $\epsilon$.
+        delta: $\delta$.
+        clip: $C$.
+        noise_multiplier: $\sigma$.
+        sampling_rate: $q$.
+        rounds: How many replies of a silo.
+        shared_by: How many silos made the noise together.
+    """
+
+    protects: Literal["unit", "silo"]
+    epsilon: float
+    delta: float
+    clip: float
+    noise_multiplier: float
+    sampling_rate: float
+    rounds: int
+    shared_by: int = 1
+
+    @classmethod
+    def of(cls, privacy: Privacy, rounds: int) -> "Spent":
+        """After so many rounds."""
+        protects: Any = "unit" if isinstance(privacy, UnitPrivacy) else "silo"
+        epsilon = spent([privacy.releases(rounds)], privacy.delta)
+        about = (privacy.delta, privacy.clip, privacy.noise, privacy.rate, rounds, privacy.shared_by)
+        return cls(protects, epsilon, *about)
+
+    def __str__(self):
+        if math.isinf(self.epsilon):
+            return f"No differential privacy: what {self.rounds:,} replies of a silo said had no noise."
+        what = "What left a silo" if self.shared_by == 1 else f"The sum of what left {self.shared_by} silos and more"
+        return (
+            f"{what} is ({self.epsilon:.3g}, {self.delta:g})-differentially private for each {self.protects} "
+            f"({self.rounds:,} replies, noise {self.noise_multiplier:.3g} times the largest contribution)."
+        )
+
+
+def check_privacy(chosen: Any) -> None:
+    """Refuse what is no privacy."""
+    if not isinstance(chosen, Privacy | None):
+        raise OptionError(f"privacy is {chosen!r}; give UnitPrivacy(epsilon=1.0, clip=1.0) or SiloPrivacy(...).")
+
+
+def shortened(vector: Float[Array, " n"], clip: float) -> Float[Array, " n"]:
+    """A vector, of norm `clip` at most; zero if it is not finite, so that nobody can stand out by breaking."""
+    norm = jnp.linalg.norm(vector)
+    factor = jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+    return jnp.where(jnp.isfinite(norm), vector * factor, 0.0)
+
+
+def summand(privacy: AbstractPrivacy, vector: Float[Array, " n"]) -> Float[Array, " n"] | Whole:
+    """What one of those protected adds to a sum; on the grid of the noise, if there is any."""
+    short, grid = shortened(vector, privacy.clip), _grid(privacy)
+    return short if grid is None else grid.summand(short)
+
+
+def noisy(
+    privacy: AbstractPrivacy, secret: Key, total: Float[Array, " n"] | Whole, dtype: jnp.dtype
+) -> Float[Array, " n"]:
+    r"""Add noise of standard deviation $\sigma C$, or the silo's share of it, to a sum of summands."""
+    grid = _grid(privacy)
+    if isinstance(total, Whole):
+        assert grid is not None
+        return grid.noisy(secret, total, dtype)
+    assert grid is None
+    return total
+
+
+def _grid(privacy):
+    size = privacy.noise * privacy.clip / math.sqrt(privacy.shared_by)
+    return Grid(size / SPREAD, privacy.clip) if size > 0 else None
+
+
+def secret_key(key: Key, round: Int[Array, ""], data: SiloData) -> Key:
+    """The key of a silo's noise in a round: of nothing else, and of no other silo."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, SECRET), data.silo_word), round)
+
+
+def released(privacy: Any, secret: Key, reply: Tree, silent: Tree) -> Tree:
+    """A silo's reply as it may leave where the silo as a whole is protected; as it is otherwise."""
+    if not isinstance(privacy, SiloPrivacy):
+        return reply
+    said, rebuild = ravel_pytree(jax.tree.map(jnp.subtract, reply, silent))
+    return jax.tree.map(jnp.add, silent, rebuild(noisy(privacy, secret, summand(privacy, said), said.dtype)))
+
+
+def _check_number(what, value, *, above, infinite=False):
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and value > above
+    if not fine or (math.isinf(value) and not infinite):
+        raise OptionError(f"{what} is {value!r}; give a number above {above:g}.")

@@ -1,0 +1,183 @@
+"""What differential privacy costs: posteriors under a budget against those without noise."""
+
+import dataclasses
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from ..algorithms import SFVI, UnitPrivacy
+from ..data import heart_disease, six_cities
+from ..errors import OptionError
+from ..fitting import fit
+from ..model import StructuredModel
+from ..zoo import logistic_mixed_model
+from .base import Cell, Result, Results, markdown, name
+from .spec import check_seeds
+
+HEART = "heart disease"
+TRUTH = {"beta": (-3.1, 0.45, -0.21, 0.1), "sd": 2.1}  # about what six cities says
+COLUMNS = {
+    "age": (55.0, 10.0),
+    "sex": (0.5, 1.0),
+    "exang": (0.5, 1.0),
+    "oldpeak": (1.0, 1.0),
+}  # shift and scale, public
+Silos = dict[str, dict[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyExperiment:
+    """Settings.
+
+    Attributes:
+        seeds: Of simulated children and of the runs.
+        children: Numbers of them, over three silos.
+        heart: Whether the patients of the four hospitals are there too.
+        epsilons: Budgets.
+        delta: With them.
+        rounds: Of SFVI.
+        drawn: Units in a round, about; of fewer all.
+        clip: In units of sqrt(d / n).
+    """
+
+    seeds: tuple[int, ...]
+    children: tuple[int, ...]
+    heart: bool
+    epsilons: tuple[float, ...]
+    delta: float
+    rounds: int
+    drawn: int
+    clip: float
+
+    def __post_init__(self):
+        check_seeds("privacy", self.seeds)
+        if not self.epsilons or min(self.epsilons) <= 0 or min(self.children, default=100) < 100:
+            raise OptionError("privacy: give positive epsilons, and at least 100 children.")
+
+    def cells(self) -> list[Cell]:
+        """Seed by seed; without noise first."""
+        common = {"rounds": self.rounds, "delta": self.delta, "drawn": self.drawn, "clip": self.clip}
+        data = [*map(children, self.children), *([HEART] if self.heart else [])]
+        return [
+            Cell(name(what, level(epsilon), f"seed {seed}"), common, partial(self.run, what, epsilon, seed))
+            for seed in self.seeds
+            for what in data
+            for epsilon in (math.inf, *sorted(self.epsilons, reverse=True))
+        ]
+
+    def run(self, what: str, epsilon: float, seed: int, state: Path) -> Result:
+        """Means and sds of the global posterior."""
+        model, silos = heart() if what == HEART else simulated(int(what.split()[0].replace(",", "")), seed)
+        units = sum(len(silo["y"]) for silo in silos.values())
+        privacy = None
+        if math.isfinite(epsilon):
+            clip = self.clip * math.sqrt(model.population.layout.size / units)
+            rate = min(1.0, self.drawn / units)
+            privacy = UnitPrivacy(epsilon=epsilon, delta=self.delta, clip=clip, sampling_rate=rate)
+        algorithm = SFVI(privacy=privacy)
+        found = fit(model, silos, key=seed, num_rounds=self.rounds, algorithm=algorithm, checkpoint=state)
+        mean, sd = (np.asarray(part, float).tolist() for part in found.posterior.shared.family.marginals())
+        spent = None if found.privacy is None else found.privacy._asdict()
+        return {"mean": mean, "sd": sd, "units": units, "privacy": spent, "seconds": found.seconds}
+
+    def report(self, results: Results) -> str:
+        """How far means are from those without noise, in posterior sds, and how sds compare."""
+        rows = []
+        for what in dict.fromkeys(cell.name.split(" / ")[0] for cell in self.cells()):
+            for epsilon in sorted(self.epsilons):
+                found = [self.compare(what, epsilon, seed, results) for seed in self.seeds]
+                found = [each for each in found if each is not None]
+                if found:
+                    shifts, ratios = (np.concatenate([each[k] for each in found]) for k in (0, 1))
+                    shift = f"{np.sqrt(np.mean(shifts**2)):.2f}"
+                    spread = f"{np.exp(np.mean(np.log(ratios))):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
+                    total = f"{math.sqrt(1 + np.mean(shifts**2)):.2f}"
+                    rows.append([what, f"{epsilon:g}", shift, spread, total, str(len(found))])
+        columns = ["data", "epsilon", "error of means, in sds", "sd, over that without noise", "error in all", "seeds"]
+        return markdown(columns, rows)
+
+    def compare(self, what: str, epsilon: float, seed: int, results: Results) -> tuple[np.ndarray, np.ndarray] | None:
+        """Shifts of means in sds, and ratios of sds; None where a cell is missing."""
+        pair = [results.get(name(what, level(e), f"seed {seed}")) for e in (epsilon, math.inf)]
+        if pair[0] is None or pair[1] is None:
+            return None
+        private, exact = ({k: np.array(each[k]) for k in ("mean", "sd")} for each in pair if each is not None)
+        return (private["mean"] - exact["mean"]) / exact["sd"], private["sd"] / exact["sd"]
+
+    def draw(self, results: Results, path: Path) -> None:
+        """Error of means against epsilon, a line for each number of units."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
+        for what in dict.fromkeys(cell.name.split(" / ")[0] for cell in self.cells()):
+            points = []
+            for epsilon in sorted(self.epsilons):
+                found = [self.compare(what, epsilon, seed, results) for seed in self.seeds]
+                shifts = [each[0] for each in found if each is not None]
+                if shifts:
+                    points.append((epsilon, np.sqrt(np.mean(np.concatenate(shifts) ** 2))))
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", label=what)
+        axis.axhline(1.0, color="tab:gray", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", xlabel="epsilon", ylabel="error of means, in posterior sds")
+        if axis.lines[:-1]:
+            axis.legend(frameon=False)
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+
+
+def children(number: int) -> str:
+    """The name of simulated data."""
+    return f"{number:,} children"
+
+
+def level(epsilon: float) -> str:
+    """The name of a budget."""
+    return "no noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
+
+
+def simulated(number: int, seed: int) -> tuple[StructuredModel, Silos]:
+    """Children like those of six cities, over three silos, two of equal size and one half as large."""
+    generator, known = np.random.default_rng(seed), six_cities()
+    x = known["x"][generator.integers(len(known["x"]), size=number)]
+    effect = TRUTH["sd"] * generator.normal(size=number)[:, None]
+    chance = 1 / (1 + np.exp(-(x @ np.array(TRUTH["beta"]) + effect)))
+    y = (generator.random(chance.shape) < chance).astype(known["y"].dtype)
+    ends = [0, 2 * number // 5, 4 * number // 5, number]
+    parts = {
+        silo: {"x": x[start:end], "y": y[start:end]}
+        for silo, start, end in zip(("a", "b", "c"), ends[:-1], ends[1:], strict=True)
+    }
+    return logistic_mixed_model(), parts
+
+
+def heart() -> tuple[StructuredModel, Silos]:
+    """Disease by age, sex, angina and ST depression, with an intercept of each hospital; complete patients only."""
+    silos = {}
+    for hospital, table in heart_disease().items():
+        complete = np.asarray(table[[*COLUMNS, "disease"]].dropna(), float)
+        shift, scale = np.array(list(COLUMNS.values())).T
+        silos[hospital] = {"x": (complete[:, :-1] - shift) / scale, "y": complete[:, -1]}
+
+    def population():
+        intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1.5).expand([len(COLUMNS)]).to_event(1))
+        return intercept, beta, numpyro.sample("between", dist.HalfNormal(1.0))
+
+    def silo(globals_: Any, data: Any):
+        intercept, beta, between = globals_
+        hospital = numpyro.sample("hospital", dist.Normal(0.0, 1.0))
+        with numpyro.plate("patients", data["x"].shape[0]):
+            eta = intercept + between * hospital + jnp.sum(data["x"] * beta, axis=-1)
+            numpyro.sample("y", dist.Bernoulli(logits=eta), obs=data["y"])
+
+    return StructuredModel(population, silo), silos

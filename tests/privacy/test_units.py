@@ -1,0 +1,281 @@
+"""Differential privacy of units: what a unit can change is bounded, and without noise nothing changes."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from jax.flatten_util import ravel_pytree
+
+import sfvi
+from sfvi.algorithms.unit_privacy import AT_ONCE, measure
+from sfvi.engines.units import take_apart
+from sfvi.errors import OptionError
+
+from ..helpers import assert_trees_close, linear_data, linear_model
+from . import models
+
+SEEN = sfvi.UnitPrivacy(clip=math.inf, noise_multiplier=0.0)
+PRIVATE = sfvi.UnitPrivacy(clip=0.5, noise_multiplier=3.0)
+
+
+@pytest.mark.parametrize("layout", models.LAYOUTS)
+def test_without_noise_the_result_is_the_same(layout):
+    """Silos of different sizes, one by one, padded or in tables: to the order of sums."""
+    model, data, bound = models.LAYOUTS[layout]
+    silos = {"a": data(seed=0), "b": data(n=9, seed=1), "c": data(n=9, seed=2)}
+    run = functools.partial(sfvi.fit, model(), silos, key=0, num_rounds=20)
+    plain = run(algorithm=sfvi.SFVI(bound=bound))
+    private = run(algorithm=sfvi.SFVI(bound=bound, privacy=SEEN))
+    assert_trees_close(private.posterior.shared, plain.posterior.shared)
+    for name in silos:
+        assert_trees_close(private.silo(name).free, plain.silo(name).free)
+    np.testing.assert_allclose(private.elbo, plain.elbo, rtol=1e-9)
+    assert math.isinf(private.privacy.epsilon)
+    assert "No differential privacy" in str(private.privacy)
+
+
+class Sides:
+    """A silo with and without its last unit, under the same broadcasts."""
+
+    def __init__(self, build, clip):
+        self.model = build()
+        privacy = sfvi.UnitPrivacy(clip=clip, noise_multiplier=0.0)
+        options = sfvi.SFVI(privacy=privacy, optimizer=optax.sgd(1.0), bound=sfvi.bounds.elbo())
+        self.algorithm = options.bind(self.model)
+        self.key = jax.random.key(0)
+        self._compiled = {}
+
+    def rounds(self, data, num_rounds):
+        """What leaves, and how the silo's own parameters move, at broadcasts that do not depend on the data."""
+        size = len(data["x"])
+        if size not in self._compiled:
+            silo = take_apart(self.model, "a", self.model.silo_data("a", data), {})
+            self._compiled[size] = silo, jax.jit(self._rounds, static_argnums=1)
+        silo, compiled = self._compiled[size]
+        values = {name: jnp.asarray(value) for name, value in zip(silo.values, jax.tree.leaves(data), strict=True)}
+        return compiled(dataclasses.replace(silo, values=values), num_rounds)
+
+    def _rounds(self, silo, num_rounds):
+        server = self.algorithm.server_init(self.key, {}, jnp.ones(1))
+        state = self.algorithm.silo_init(self.key, self.algorithm.broadcast(self.key, server), silo)
+        seen = []
+        for number in range(num_rounds):
+            server = server._replace(round=jnp.asarray(number))
+            broadcast = self.algorithm.broadcast(self.key, server)
+            before = state.family.silo
+            state, reply, _ = self.algorithm.silo_step(self.key, state, broadcast, silo)
+            own = jax.tree.map(jnp.subtract, state.family.silo, before)
+            seen.append(ravel_pytree((reply, own))[0] * ravel_pytree(measure(broadcast.shared, before))[0])
+            if before is not None:  # in the protocol its noise makes it public; here both sides must have the same
+                state = state._replace(family=dataclasses.replace(state.family, silo=before))
+        return jnp.stack(seen)
+
+
+CLIP = 0.7
+SIDES = {
+    "units": (functools.cache(lambda: Sides(linear_model, CLIP)), linear_data),
+    "rows": (functools.cache(lambda: Sides(lambda: models.model(models.rows_silo), CLIP)), models.rows_data),
+}
+
+
+@pytest.mark.parametrize("kind", SIDES)
+@settings(max_examples=25)
+@given(noise=arrays(float, (6, 3), elements=st.floats(-1e4, 1e4)), size=st.floats(1e-3, 1e3))
+def test_a_unit_changes_no_reply_by_more_than_the_clip(kind, noise, size):
+    """Neighbouring data sets: any values, over several rounds, in which the unit's own parameters move too."""
+    sides, data = SIDES[kind]
+    whole = data(n=6)
+    whole = {name: values + size * (noise if values.ndim == 2 else noise[:, 0]) for name, values in whole.items()}
+    without = {name: values[:-1] for name, values in whole.items()}
+    with_unit, without_unit = (sides().rounds(each, 3) for each in (whole, without))
+    change = np.linalg.norm(np.asarray(with_unit - without_unit), axis=1)
+    assert np.all(change <= CLIP * (1 + 1e-9) + 1e-9 * np.abs(with_unit).max())
+
+
+def test_the_bound_on_a_unit_is_reached():
+    """So the test above can fail: a unit far away from all others is shortened to the clip exactly."""
+    sides, data = SIDES["units"]
+    whole = data(n=6)
+    whole["y"][-1] += 1e3
+    without = {name: values[:-1] for name, values in whole.items()}
+    change = np.linalg.norm(np.asarray(sides().rounds(whole, 1) - sides().rounds(without, 1)))
+    np.testing.assert_allclose(change, CLIP, rtol=1e-6)
+
+
+def step(privacy, *, rounds=1, n=200):
+    """Replies of a silo of rows under different keys: (key, round, coordinate)."""
+    model = models.model(models.rows_silo)
+    algorithm = sfvi.SFVI(privacy=privacy, bound=sfvi.bounds.elbo()).bind(model)
+    data = model.silo_data("a", models.rows_data(n=n))
+    data = take_apart(model, "a", data, {})
+    server = algorithm.server_init(jax.random.key(0), {}, jnp.ones(1))
+    broadcast = algorithm.broadcast(jax.random.key(0), server)
+    state = algorithm.silo_init(jax.random.key(0), broadcast, data)
+
+    units_of_noise = ravel_pytree(measure(broadcast.shared, None))[0]
+
+    @jax.jit
+    @jax.vmap
+    def replies(key):
+        return ravel_pytree(algorithm.silo_step(key, state, broadcast, data)[1])[0] * units_of_noise
+
+    return np.asarray(replies(jax.random.split(jax.random.key(1), 4000)))
+
+
+def test_noise_has_the_size_that_is_promised():
+    quiet = step(sfvi.UnitPrivacy(clip=0.5, noise_multiplier=0.0))
+    found = step(sfvi.UnitPrivacy(clip=0.5, noise_multiplier=3.0)) - quiet
+    error = 1 / math.sqrt(2 * found.size)  # standard error of a relative sd
+    assert abs(found.std() / 1.5 - 1) < 4 * error
+    assert np.all(np.abs(found.mean(0)) < 4.5 * 1.5 / math.sqrt(len(found)))
+    shared = step(sfvi.UnitPrivacy(clip=0.5, noise_multiplier=3.0, shared_by=4)) - quiet
+    np.testing.assert_allclose(shared, found / 2, atol=1e-5)
+
+
+def test_sampled_units_make_the_same_sum_on_average():
+    """Each with probability q: mean and variance of the sum are those of Poisson sampling."""
+    whole = step(sfvi.UnitPrivacy(clip=0.5, noise_multiplier=0.0), n=200).mean(0)
+    drawn = step(sfvi.UnitPrivacy(clip=0.5, noise_multiplier=0.0, sampling_rate=0.25), n=200)
+    error = drawn.std(0) / math.sqrt(len(drawn))
+    assert np.all(np.abs(drawn.mean(0) - whole) < 4.5 * error + 1e-4)
+    assert np.all(drawn.std(0) > 0.05)
+
+
+def test_units_that_are_not_drawn_stay_as_they_are():
+    silos = {"a": linear_data(n=100, seed=3)}
+    privacy = sfvi.UnitPrivacy(clip=1.0, noise_multiplier=0.0, sampling_rate=0.3)
+    fit = sfvi.fit(linear_model(), silos, key=0, num_rounds=1, algorithm=sfvi.SFVI(privacy=privacy))
+    moved = np.asarray(fit.silo("a").free.units["units"].loc[0] != 0)
+    assert 15 <= moved.sum() <= 45
+
+
+@pytest.mark.parametrize("privacy", [sfvi.UnitPrivacy(clip=1.0, epsilon=2.0), sfvi.SiloPrivacy(clip=1.0, epsilon=2.0)])
+def test_a_fit_says_what_it_cost(privacy, tmp_path):
+    silos = {"a": linear_data(seed=0), "b": linear_data(seed=1)}
+    fit = sfvi.fit(linear_model(), silos, key=0, num_rounds=30, algorithm=sfvi.SFVI(privacy=privacy))
+    assert 1.99 < fit.privacy.epsilon <= 2.0
+    assert fit.privacy.rounds == 30
+    assert "(2, 1e-05)-differentially private" in str(fit.privacy)
+    fit.save(tmp_path)
+    assert sfvi.load(tmp_path, linear_model(), silos).privacy == fit.privacy
+    fit.report(tmp_path / "report.html", diagnosis=False)
+    assert "differentially private" in (tmp_path / "report.html").read_text()
+
+
+def test_a_silo_is_protected_as_a_whole_under_both_algorithms():
+    """The largest part of a reply without noise is the clip; with noise it has the size that is promised."""
+    silos = {"a": linear_data(n=40, seed=0), "b": linear_data(n=40, seed=1)}
+    for options in (sfvi.SFVI, functools.partial(sfvi.SFVIAvg, num_local_steps=5)):
+        algorithm = options(privacy=sfvi.SiloPrivacy(clip=0.05, noise_multiplier=0.0)).bind(linear_model())
+        server = algorithm.server_init(jax.random.key(0), {}, jnp.ones(2))
+
+        @jax.jit
+        def size(silo, algorithm=algorithm, server=server):
+            broadcast = algorithm.broadcast(jax.random.key(0), server)
+            state = algorithm.silo_init(jax.random.key(0), broadcast, silo)
+            _, reply, _ = algorithm.silo_step(jax.random.key(0), state, broadcast, silo)
+            difference = jax.tree.map(jnp.subtract, reply, algorithm.silent(broadcast))
+            return jnp.linalg.norm(ravel_pytree(difference)[0])
+
+        for name, values in silos.items():
+            np.testing.assert_allclose(size(linear_model().silo_data(name, values)), 0.05, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("silo", "says"),
+    [
+        (models.centred_silo, "not a sum over its units"),
+        (models.outside_silo, "the site 'total' belongs to no unit"),
+        (models.subsampled_silo, "subsamples plate 'rows'"),
+    ],
+)
+def test_programs_whose_units_cannot_be_protected_are_refused(silo, says):
+    with pytest.raises(OptionError, match=says):
+        sfvi.fit(
+            models.model(silo),
+            {"a": models.rows_data(), "b": models.rows_data(seed=1)},
+            key=0,
+            num_rounds=2,
+            algorithm=sfvi.SFVI(privacy=SEEN),
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: sfvi.UnitPrivacy(clip=0, epsilon=1.0), "clip is 0"),
+        (lambda: sfvi.UnitPrivacy(clip=1.0), "one of epsilon and noise_multiplier"),
+        (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, noise_multiplier=1.0), "one of epsilon"),
+        (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=-1.0), "epsilon is -1.0"),
+        (lambda: sfvi.UnitPrivacy(clip=math.inf, epsilon=1.0), "clip is inf"),
+        (lambda: sfvi.UnitPrivacy(clip=1.0, noise_multiplier=1e-160), "noise_multiplier is 1e-160"),
+        (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, shared_by=0), "shared_by is 0"),
+        (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, delta=0), "delta is 0"),
+        (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, sampling_rate=2), "sampling_rate is 2"),
+        (lambda: sfvi.SFVI(privacy=1.0), "privacy is 1.0"),
+        (lambda: sfvi.SFVI(privacy=SEEN, fast_start=sfvi.FastStart()), "fast_start sends replies without noise"),
+        (lambda: sfvi.SFVI(privacy=SEEN, fixed_noise=sfvi.FixedNoise()), "fixed_noise sends replies without noise"),
+        (lambda: sfvi.SFVI(privacy=SEEN, bound=sfvi.bounds.importance_weighted(3)), "use bounds.elbo"),
+        (lambda: sfvi.SFVIAvg(num_local_steps=2, privacy=SEEN), "protected under SFVI only"),
+        (lambda: sfvi.Sites(privacy=SEEN), "privacy is not there"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(make, says):
+    with pytest.raises(OptionError, match=says):
+        make()
+
+
+def test_a_stopping_rule_would_look_at_what_has_no_noise():
+    with pytest.raises(OptionError, match="leave until_converged out"):
+        sfvi.fit(linear_model(), {"a": linear_data()}, key=0, until_converged=True, algorithm=sfvi.SFVI(privacy=SEEN))
+
+
+def test_noise_cannot_be_shared_by_more_silos_than_there_are():
+    privacy = sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, shared_by=3)
+    with pytest.raises(OptionError, match="shared_by is 3, but there are 1 silos"):
+        sfvi.fit(linear_model(), {"a": linear_data()}, key=0, num_rounds=2, algorithm=sfvi.SFVI(privacy=privacy))
+
+
+def test_a_unit_that_breaks_is_not_heard_of():
+    """Its step is not taken, its part is nothing: whether numbers are finite would tell of its data."""
+    data = linear_data(n=6)
+    data["y"][2] = 1e200
+    privacy = sfvi.UnitPrivacy(clip=1.0, noise_multiplier=1.0)
+    algorithm = sfvi.SFVI(privacy=privacy, optimizer=optax.sgd(1e-3), local_optimizer=optax.adam(0.1))
+    with jax.debug_nans(False):
+        model = linear_model()
+        bound = algorithm.bind(model)
+        silo = take_apart(model, "a", model.silo_data("a", linear_data(n=6)), {})
+        values = {name: jnp.asarray(v) for name, v in zip(silo.values, jax.tree.leaves(data), strict=True)}
+        broken = dataclasses.replace(silo, values=values)
+        server = bound.server_init(jax.random.key(0), {}, jnp.ones(1))
+        broadcast = bound.broadcast(jax.random.key(0), server)
+        state = bound.silo_init(jax.random.key(0), broadcast, broken)
+        state, reply, _ = bound.silo_step(jax.random.key(1), state, broadcast, broken)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, reply)))
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_with_noise_too_a_unit_more_changes_a_sum_by_its_own_part_only(double):
+    """The 65th unit is computed apart from the others; their sum and its noise stay the same to the digit."""
+    with jax.enable_x64(double):
+        model = models.model(models.rows_silo)
+        algorithm = sfvi.SFVI(privacy=PRIVATE, bound=sfvi.bounds.elbo()).bind(model)
+        server = algorithm.server_init(jax.random.key(0), {}, jnp.ones(1))
+        broadcast, whole = algorithm.broadcast(jax.random.key(0), server), models.rows_data(n=AT_ONCE + 1)
+        replies = []
+        for size in (AT_ONCE, AT_ONCE + 1):
+            data = {name: values[:size] for name, values in whole.items()}
+            silo = take_apart(model, "a", model.silo_data("a", data), {})
+            state = algorithm.silo_init(jax.random.key(0), broadcast, silo)
+            replies.append(ravel_pytree(algorithm.silo_step(jax.random.key(1), state, broadcast, silo)[1])[0])
+        change = (replies[1] - replies[0]) * ravel_pytree(measure(broadcast.shared, None))[0]
+    assert 0.01 < np.linalg.norm(change) <= PRIVATE.clip * (1 + 1e-4)
