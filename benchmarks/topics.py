@@ -28,7 +28,7 @@ WORDS, TOPICS, SILOS, DOCUMENTS, LONGEST = 2000, 21, 3, 6282, 808  # of 20 Newsg
 SCALE, STEP_SIZE, TARGET = 0.05, 0.01, 1.15
 MODULE = "benchmarks.topics"
 BATCHES = (64, 200)  # documents of each silo in a step
-FULL = Effort(repetitions=5, steps=100)
+FULL = Effort(repetitions=20, steps=100)
 Silos = Mapping[str, Mapping[str, np.ndarray]]
 
 

@@ -2,8 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
+from jax.flatten_util import ravel_pytree
 
-from ..helpers import bind, gamma_data, gamma_model, unit_numbers
+import sfvi
+from sfvi.engines.exactness import stack
+
+from ..helpers import assert_trees_close, bind, gamma_data, gamma_model, unit_numbers
 
 
 def shapes(tree):
@@ -57,3 +62,31 @@ def test_default_global_family_depends_on_the_dimension():
     for size, family in [(200, sfvi.families.FullGaussian), (201, sfvi.families.MeanFieldGaussian)]:
         state = sfvi.SFVI().bind(model(size)).server_init(jax.random.key(0), {}, jnp.ones(1))
         assert isinstance(state.shared.family, family)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_samples": 3, "estimator": "reparameterization"},
+        {"bound": sfvi.bounds.elbo(), "global_family": sfvi.families.mean_field()},
+        {"bound": sfvi.bounds.locally_enhanced(3), "global_family": sfvi.families.low_rank(rank=1)},
+        {"local_family": sfvi.families.block(coupling="mean")},
+    ],
+)
+def test_steps_together_are_the_steps_of_each(options):
+    """The sum of the replies and of the terms, and every silo's own state."""
+    algorithm, data, theta = bind(
+        gamma_model(), {name: gamma_data(4, seed=i) for i, name in enumerate("abc")}, **options
+    )
+    key, noisy = jax.random.key(1), jax.random.key(2)
+    server = algorithm.server_init(jax.random.key(0), theta, unit_numbers(data))
+    broadcast = algorithm.broadcast(jax.random.key(0), server)
+    shaken = ravel_pytree(broadcast.shared)
+    broadcast = broadcast._replace(shared=shaken[1](shaken[0] + 0.3 * jax.random.normal(noisy, shaken[0].shape)))
+    states = [algorithm.silo_init(key, broadcast, silo) for silo in data.values()]
+    step = jax.jit(algorithm.silo_step)
+    each = stack([step(key, state, broadcast, silo) for state, silo in zip(states, data.values(), strict=True)])
+    together = jax.jit(algorithm.silo_steps)(key, stack(states), broadcast, stack(list(data.values())))
+    expected = (each[0], *jax.tree.map(lambda leaf: leaf.sum(0), each[1:]))
+    assert_trees_close(together, expected, rtol=1e-10)

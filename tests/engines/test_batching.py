@@ -134,7 +134,7 @@ def test_replies_arrive_in_the_order_of_names():
     """Batches of different shapes are put back in order before the server sees them."""
     model = gamma_model()
     silos = {n: gamma_data(k) for n, k in {"d": 9, "a": 3, "c": 30, "b": 3}.items()}
-    algorithm, data, theta = bind(model, silos)
+    algorithm, data, theta = bind(model, silos, algorithm=sfvi.SFVIAvg, num_local_steps=1)
     batches = batching.plan(model, data, theta, merge=False)
     assert [name for batch in batches for name in batch.names] == ["a", "b", "d", "c"]
     stacked = tuple(jnp.stack([data[name].silo_word for name in batch.names]) for batch in batches)

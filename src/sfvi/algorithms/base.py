@@ -109,6 +109,15 @@ class FederatedAlgorithm(Protocol):
 
 
 @runtime_checkable
+class StepsTogether(Protocol):
+    """What an additive algorithm may offer beside: the steps of several silos for less than each one's."""
+
+    def silo_steps(self, key: Key, states: Any, broadcast: Any, datas: SiloData) -> tuple[Any, Any, Any]:
+        """Do the work of silos side by side, on a leading axis: their states, the sum of their Replies and Infos."""
+        ...
+
+
+@runtime_checkable
 class AlgorithmOptions(Protocol):
     """What a user chooses; `bind` makes the algorithm for a model."""
 

@@ -41,6 +41,28 @@ class Latents(NamedTuple):
     indices: Indices
 
 
+class Drawn(NamedTuple):
+    r"""All that silos' terms need of $q(z_G; \eta_G)$: draws, and its center."""
+
+    z_global: Float[Array, "samples n_global"]
+    center: GlobalVec
+
+    @classmethod
+    def of(cls, family: AbstractGlobalFamily, noise: Float[Array, "samples n_noise"]) -> "Drawn":
+        """Draw with given noise."""
+        return cls(jax.vmap(family.sample)(noise), family.center)
+
+
+class Given(eqx.Module):
+    r"""In place of $q(z_G)$ where `Drawn` is known: its draws are the noise it is given."""
+
+    center: GlobalVec
+
+    def sample(self, noise: GlobalVec) -> GlobalVec:
+        """What was drawn."""
+        return noise
+
+
 class Elbo(NamedTuple):
     """The two terms as functions of the parameters, for one model and one set of options.
 

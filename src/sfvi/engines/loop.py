@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from .._compile import calls_lapack, on_one_thread
 from .._types import Key, Scalar
 from ..algorithms import FederatedAlgorithm
+from ..algorithms.base import StepsTogether
 from ..algorithms.participation import Participants
 from ..families import StructuredLocal
 from .batching import Batch
@@ -47,8 +48,9 @@ class Done(NamedTuple):
 class Loop(eqx.Module):
     """The functions of an algorithm on given silos.
 
-    A call runs any number of rounds up to `MAX_CHUNK` with the same compiled code, so how a run is cut into calls
-    changes nothing: same key, same digits.
+    Merged silos have one reply, and so have stacked ones whose steps the algorithm takes together. A call runs any
+    number of rounds up to `MAX_CHUNK` with the same compiled code, so how a run is cut into calls changes nothing: same
+    key, same digits.
     """
 
     datas: tuple
@@ -110,7 +112,12 @@ class Loop(eqx.Module):
         if self.algorithm.elbo.options.participation.partial:
             drawn = self.algorithm.participants(server_key, state.server)
             return broadcast, self._some(step, state.silos, drawn)
-        return broadcast, self._all(step, state.silos)
+
+        def together(states, datas):
+            assert isinstance(self.algorithm, StepsTogether)
+            return self.algorithm.silo_steps(silo_key, states, broadcast, datas)
+
+        return broadcast, self._all(step, together, state.silos)
 
     @eqx.filter_jit
     def run(self, key: Key, state: State, num_rounds: Int[Array, ""]) -> Chunk:
@@ -157,21 +164,20 @@ class Loop(eqx.Module):
         batches = zip(*trees, self.stacked, strict=True)
         return tuple(jax.vmap(function)(*args) if stacked else function(*args) for *args, stacked in batches)
 
-    def _all(self, step, silos):
+    def _all(self, step, together, silos):
         """Everyone's step, the replies in the order of the silos' names."""
-        done = [
-            jax.vmap(step)(*both) if stacked else jax.tree.map(lambda leaf: leaf[None], step(*both))
-            for *both, stacked in zip(silos, self.datas, self.stacked, strict=True)
-        ]
+        done = []
+        for *both, stacked in zip(silos, self.datas, self.stacked, strict=True):
+            if stacked and not takes_together(self.algorithm):
+                done.append(jax.vmap(step)(*both))
+                continue
+            state, *told = together(*both) if stacked else step(*both)
+            done.append((state, *jax.tree.map(lambda leaf: leaf[None], told)))
         states, replies, infos = zip(*done, strict=True)
-        states = tuple(
-            state if stacked else jax.tree.map(lambda leaf: leaf[0], state)
-            for state, stacked in zip(states, self.stacked, strict=True)
-        )
         ranks = np.concatenate([np.asarray(rank) for rank in self.ranks])
         replies, elbo_terms = _sorted((replies, tuple(info.elbo_term for info in infos)), ranks)
         everyone = Participants(jnp.arange(len(ranks)), jnp.ones(len(ranks), elbo_terms.dtype))
-        return Done(states, replies, elbo_terms, everyone)
+        return Done(tuple(states), replies, elbo_terms, everyone)
 
     def _some(self, step, silos, drawn):
         """The steps of those who take part; as many silos of a batch are computed as could at most."""
@@ -221,7 +227,8 @@ def _like(mask, leaf):
 def build(algorithm: FederatedAlgorithm, batches: Sequence[Batch], num_units: Mapping[str, Array]) -> Loop:
     """Make the loop for batches of silos, whose numbers of units are given by name."""
     rank = {name: position for position, name in enumerate(sorted(num_units))}
-    rows = [batch.names if batch.stacked else batch.names[:1] for batch in batches]
+    apart = not takes_together(algorithm)
+    rows = [batch.names if batch.stacked and apart else batch.names[:1] for batch in batches]
     return Loop(
         datas=tuple(batch.data for batch in batches),
         num_units=jnp.stack([num_units[name] for name in sorted(num_units)]),
@@ -229,6 +236,11 @@ def build(algorithm: FederatedAlgorithm, batches: Sequence[Batch], num_units: Ma
         stacked=tuple(batch.stacked for batch in batches),
         ranks=tuple(tuple(rank[name] for name in names) for names in rows),
     )
+
+
+def takes_together(algorithm: FederatedAlgorithm) -> bool:
+    """Whether silos side by side have one reply, the sum of theirs."""
+    return algorithm.additive and isinstance(algorithm, StepsTogether)
 
 
 def keys(key: Key) -> tuple[Key, Key]:
