@@ -46,7 +46,10 @@ def usable_coords(draws: Mapping[str, Any], dims: Dims, coords: Mapping[str, Any
 
 
 def inference_data(groups: Mapping[str, Group], coords: Mapping[str, Any]) -> "arviz.InferenceData":
-    """Draws as one chain each."""
+    """Draws as one chain each.
+
+    In `sample_stats` no draw is `diverging`, which independent draws cannot be; some plots ask for it.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next major version at import
         import arviz
@@ -54,6 +57,8 @@ def inference_data(groups: Mapping[str, Group], coords: Mapping[str, Any]) -> "a
     for name, (values, dims, drawn) in groups.items():
         usable = usable_coords(values, dims, coords, first=int(drawn))
         arrays = {site: np.array(value)[None] if drawn else np.array(value) for site, value in values.items()}
+        if name == "sample_stats":
+            arrays["diverging"] = np.zeros(next(iter(arrays.values())).shape, bool)
         first = ["chain", "draw"] if drawn else []
         made = arviz.dict_to_dataset(arrays, coords=usable, dims=dims, default_dims=first)
         for site, value in arrays.items():

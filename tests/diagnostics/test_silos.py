@@ -137,25 +137,47 @@ def test_groups_for_arviz(fit):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_arviz_plots_and_statistics_work(fit):
+def test_every_arviz_plot_works(fit):
     import arviz
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    exported = fit.silo("a").to_arviz(num_samples=200)
-    plots = ("trace", "posterior", "forest", "pair", "ppc", "autocorr", "density", "violin", "ecdf", "rank", "ess")
-    for plot in plots:
-        options = {"var_names": ["mu"]} if plot not in ("pair", "ppc", "ecdf") else {}
-        if plot == "pair":
-            options = {"var_names": ["mu", "b"], "coords": {"units": ["u0"]}}
-        target = exported["posterior"]["mu"].values.ravel() if plot == "ecdf" else exported
-        getattr(arviz, f"plot_{plot}")(target, **options)
+    here = fit.silo("a").to_arviz(num_samples=200)
+    chosen = {"var_names": ["mu", "b"], "coords": {"units": ["u0"]}}
+    mu, x = here["posterior"]["mu"].values.ravel(), np.arange(40)
+    loo = arviz.loo(here, pointwise=True)
+    plots = dict.fromkeys(("trace", "posterior", "forest", "pair", "parallel", "rank", "autocorr"), (here, chosen))
+    plots |= {name: (here, {"var_names": ["mu"]}) for name in ("density", "violin", "ess", "mcse")}
+    plots |= {name: (mu, {}) for name in ("ecdf", "dist", "dot", "kde")}
+    plots |= {
+        "ppc": (here, {}),
+        "bpv": (here, {}),
+        "loo_pit": (here, {"y": "y"}),
+        "separation": (here, {"y": "y", "y_hat": "y"}),
+        "ts": (here, {"y": "y"}),
+        "lm": ("y", {"x": x, "idata": here}),
+        "hdi": (x, {"y": here["posterior_predictive"]["y"]}),
+        "khat": (loo, {}),
+        "elpd": ({"one": loo, "another": loo}, {}),
+        "compare": (arviz.compare({"one": here, "another": here}), {}),
+        "dist_comparison": (with_prior(fit), {}),
+        "bf": (with_prior(fit), {"var_name": "mu", "ref_val": 1.0}),
+    }
+    of_chains = {"energy"}  # of a sampler's moves: independent draws have none
+    assert {f"plot_{name}" for name in plots.keys() | of_chains} == {n for n in dir(arviz) if n.startswith("plot_")}
+    for name, (target, options) in plots.items():
+        getattr(arviz, f"plot_{name}")(target, **options)
+        assert any(axes.has_data() for axes in plt.gcf().axes), name
         plt.close("all")
-    loo = arviz.loo(exported, pointwise=True)
-    arviz.plot_khat(loo)
-    arviz.plot_loo_pit(exported, y="y")
-    plt.close("all")
-    assert np.isfinite(arviz.waic(exported).elpd_waic)
+    assert np.isfinite(arviz.waic(here).elpd_waic)
     assert len(arviz.summary(fit.posterior.to_arviz(num_samples=100))) == 1
+
+
+def with_prior(fit):
+    """What the server exports, and draws of the prior beside it."""
+    found = fit.posterior.to_arviz(num_samples=200)
+    prior = inference_data({"prior": Group({"mu": 2 * np.random.default_rng(0).normal(size=200)}, {"mu": []})}, {})
+    found.extend(prior)
+    return found

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 
 import sfvi
@@ -25,7 +26,7 @@ from sfvi.report.graph import _covers, drawing
 from sfvi.report.html import number, table
 from sfvi.report.layout import lay_out
 from sfvi.report.marginals import share
-from sfvi.report.pictures import _labels
+from sfvi.report.pictures import _labels, participation
 
 EVIL = "<script>alert('1')</script> & \"q\" $x_1$"
 NORTH = 89  # patients
@@ -284,6 +285,13 @@ def test_edges_keep_off_labels_and_tables_have_no_empty_lines(fit):
     assert "two" not in made
     assert '<th scope="col" class="number">b</th>' not in made
     assert _labels(["ward-17/patient-1", "ward-17/patient-2"], 14) == ["…1", "…2"]
+    named = participation(pd.DataFrame(np.eye(3), columns=[f"university-hospital-of-nowhere-{j}" for j in range(3)]))
+    assert all(named.count(f">…{j}<") == 2 for j in range(3))  # at both widths
+    made = table(["", "shape", "words"], [["a", "3 × 4", "so many words that they need some room"]], caption="")
+    assert '<td class="short">3 × 4</td>' in made
+    assert '<td class="long">so' in table(
+        ["", ""], [["a", "so many words that they need more room in a line"]], caption=""
+    )
 
 
 def test_tables_share_their_lines_among_sites():

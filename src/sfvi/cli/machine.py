@@ -50,7 +50,8 @@ def reproduce(
         if json:
             show.as_json({"experiments": known})
         else:
-            print("\n".join(known) or f"There are no experiments in {folder}.")
+            elsewhere = "say where they are with --folder, or go to the repository's root"
+            print("\n".join(known) or f"There are no experiments in {str(folder)!r}; {elsewhere}.")
         return
     if json:
         raise typer.BadParameter("--json is for the list; what an experiment finds is kept as JSON beside it.")
@@ -67,7 +68,7 @@ def reproduce(
 
 
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="A few seconds; the ratios are noisier.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Less than a minute; the ratios are noisier.")] = False,
     json: AsJson = False,
 ) -> None:
     """Measure SFVI on this machine: six cities, against a hand-written JAX loop and numpyro.infer.SVI on pooled data.
@@ -76,7 +77,7 @@ def bench(
     """
     from .. import bench as benchmark
 
-    show.aside("Measuring; this takes a few seconds." if quick else "Measuring; this takes minutes.")
+    show.aside("Measuring; this takes less than a minute." if quick else "Measuring; this takes minutes.")
     found = benchmark.measure(quick=quick)
     if json:
         show.as_json(found.to_dict())

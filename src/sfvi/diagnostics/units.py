@@ -129,4 +129,5 @@ def _judge(table, threshold) -> tuple[Trust, str]:
     words += f", most in {example['plate']!r}: {example['unit']}"
     if off.mean() <= MOST:
         return "doubtful", f"{words}."
-    return "do not trust", f"{words}; use families.block(within='full') or bounds.locally_enhanced with more draws."
+    remedy = "run longer, or with families.block(within='full') or more draws in bounds.locally_enhanced"
+    return "do not trust", f"{words}; {remedy}."

@@ -63,8 +63,6 @@ def parse(formula: str) -> Parsed:
     description = _described(formula)
     blocks = _blocks(description.group_terms)
     description.group_terms = []
-    if description.response is None:
-        raise OptionError(f"The formula {formula!r} has no outcome; write it as 'outcome ~ predictors'.")
     response = description.response.term.components[0]
     description.response = None
     parsed = Parsed(formula, response, description, blocks, ())
@@ -74,6 +72,8 @@ def parse(formula: str) -> Parsed:
     _check_names(parsed)
     if not description.common_terms and not blocks:
         raise OptionError(f"The formula {formula!r} has nothing on its right side; add 1 for an intercept.")
+    if not hasattr(response, "call") and response.name in {n for part in parsed.components() for n in variables(part)}:
+        raise OptionError(f"The outcome {response.name!r} is a predictor of itself; take it from the right side.")
     used = {name: None for part in (response, *parsed.components()) for name in variables(part)}
     used |= dict.fromkeys(column for block in blocks for column in block.columns)
     if SILO in used:
@@ -153,6 +153,11 @@ def _described(formula):
     formulae = _formulae()
     if not isinstance(formula, str):
         raise OptionError(f"The formula is {formula!r}; give a text like 'y ~ x + (1 | group)'.")
+    left, tilde, right = formula.partition("~")
+    if not left.strip() or not tilde:
+        raise OptionError(f"The formula {formula!r} has no outcome; write it as 'outcome ~ predictors'.")
+    if not right.strip():
+        raise OptionError(f"The formula {formula!r} has nothing on its right side; add 1 for an intercept.")
     heard = _Listener()
     logger = logging.getLogger("formulae")
     logger.addHandler(heard)

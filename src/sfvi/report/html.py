@@ -9,6 +9,8 @@ import pandas as pd
 
 VOID = ("br", "hr", "meta")
 NOTHING = "–"
+SHORT, LONG = 14, 40  # characters of a cell
+TAG = re.compile(r"<[^>]*>")
 SYMBOL = re.compile(r"\b(z)_(G)\b")
 
 
@@ -101,14 +103,21 @@ def table(
     head, rows, numbers = _said(list(head), [list(row) for row in rows], numbers)
 
     def cell(position, content):
-        kind = "number" if position in numbers else None
-        return tag("td", math(content), class_=kind) if position else tag("th", math(content), scope="row")
+        if position == 0:
+            return tag("th", math(content), scope="row")
+        return tag("td", math(content), class_="number" if position in numbers else _breadth(content))
 
     header = [tag("th", t, scope="col", class_="number" if i in numbers else None) for i, t in enumerate(head)]
     body = [tag("tr", [cell(i, c) for i, c in enumerate(row)]) for row in rows]
     parts = [tag("caption", math(caption)), tag("thead", tag("tr", header)), tag("tbody", body)]
     made = tag("table", parts, class_="stacks" if stacks else None)
     return tag("div", made, class_="scroll", tabindex=0, role="region", aria_label="Table")
+
+
+def _breadth(content):
+    """The class of a cell of text: a few words stay on one line, many get room for some on each."""
+    length = len(TAG.sub("", content) if isinstance(content, Html) else content)
+    return "short" if length <= SHORT else "long" if length > LONG else None
 
 
 def _said(head, rows, numbers):

@@ -84,7 +84,7 @@ def participation(present: pd.DataFrame) -> Html:
     table = present.iloc[:, :MOST_SILOS].to_numpy(float).T
     edges = np.linspace(0, len(present), min(len(present), BINS) + 1).astype(int)
     share = np.add.reduceat(table, edges[:-1], axis=1) / np.diff(edges)
-    names = [_short(str(name)) for name in present.columns[:MOST_SILOS]]
+    names = list(present.columns[:MOST_SILOS])
     image = np.zeros((*share.shape, 4))
     image[..., :3], image[..., 3] = RGB, share
     words = f"Participation of {len(names)} silos over {len(present):,} rounds, with the share of rounds of each."
@@ -92,7 +92,7 @@ def participation(present: pd.DataFrame) -> Html:
     def draw(axes, narrow):
         extent = (0.5, len(present) + 0.5, len(names) - 0.5, -0.5)
         axes.imshow(image, aspect="auto", interpolation="none", extent=extent)
-        axes.set_yticks(range(len(names)), [_short(n, 12) for n in names] if narrow else names, fontsize=9)
+        axes.set_yticks(range(len(names)), _labels(names, 12 if narrow else 28), fontsize=9)
         _count_rounds(axes, narrow)
         axes.tick_params(left=False)
         for spine in axes.spines.values():
