@@ -1,5 +1,6 @@
 """A model that compiles fast, and options that only code can hold."""
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -37,3 +38,12 @@ half_of_sites = sfvi.Sites(participation=sfvi.participation.count(2), num_local_
 not_options = 3
 most = sfvi.SFVI(participation=sfvi.participation.count(2), optimizer=optax.sgd(0.01))
 averages = sfvi.SFVIAvg(num_local_steps=5, weights="units", global_family=sfvi.families.mean_field())
+averages_with_noise = sfvi.SFVIAvg(
+    num_local_steps=5,
+    global_family=sfvi.families.mean_field(),
+    privacy=sfvi.SiloPrivacy(noise_multiplier=3.0, clip=1.0, shared_by=3),
+)
+ruled_with_noise = sfvi.SFVI(
+    participation=sfvi.participation.rule(lambda key, number, n: (jnp.ones(n, bool), jnp.linspace(0.5, 1.0, n))),
+    privacy=sfvi.UnitPrivacy(noise_multiplier=3.0, clip=1.0, shared_by=3),
+)

@@ -86,6 +86,9 @@ def test_secure_sums_give_the_same_digits_although_a_silo_was_killed(federation,
         sent = [line for line in map(json.loads, lines) if line.get("run") == "secure" and line.get("kind") == "round"]
         assert len(sent) >= ROUNDS
         assert all(set(line["arrays"]) == {"masked"} for line in sent)
+    said = federation.sfvi("silo", "audit", "--kit", str(federation.kits / "south"), "--run", "secure", "--last", "3")
+    assert "The record is whole" in said.stdout
+    assert " finish " in said.stdout
 
 
 def test_only_the_reply_leaves_a_silo(federation, float32):

@@ -73,6 +73,34 @@ def test_silos_may_leave_and_come_back(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.parametrize("last", ["round", "unmask"])
+def test_silos_that_never_come_back_are_done_without(tmp_path, last):
+    """Gone before they answered in step 3, or after it, before they could help with its sum, which has their answer."""
+    kinds = {False: (3 if last == "round" else 4, "round"), True: (3, last)}
+
+    def gone_from(step, kind):
+        left = set()
+
+        def before(name, request):
+            message = decode(request, limit=1 << 20)
+            if name == "b" and (left or (message.kind, message.step) == (kind, step)):
+                left.add(name)
+                return Lost("it has left", gone=True)
+            return None
+
+        return before
+
+    fits = []
+    for secure, moment in kinds.items():
+        silos = make_silos(tmp_path / str(secure), policy=Policy(min_sum=2))
+        transport = Direct(silos, before=gone_from(*moment))
+        fits.append(run(tmp_path / str(secure), secure=secure, transport=transport, min_silos=2, late=0.01))
+    rounds = 2 if last == "round" else 3
+    assert list(fits[1].participation["b"]) == [True] * rounds + [False] * (6 - rounds)
+    for a, b in zip(*(jax.tree.leaves(fit.posterior.shared) for fit in fits), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 def test_goes_on_after_a_crash_of_the_server_between_the_two_messages(tmp_path):
     def crash(name, request):
         message = decode(request, limit=1 << 20)
@@ -219,7 +247,10 @@ def test_a_wire_that_squeezes_has_no_use():
 def test_silos_may_share_the_noise_of_a_sum(tmp_path):
     """Each adds a third of the variance; alone, or in a sum of fewer, nobody would be protected."""
     privacy = {"protects": "unit", "epsilon": 1.0, "clip": 1.0, "shared_by": 3}
-    fit = run(tmp_path, options={"privacy": privacy}, policy=Policy(epsilon=1.0, secure_sum=True))
+    mine = Policy(epsilon=1.0, secure_sum=True)
+    with pytest.raises(DeploymentError, match="at most 1 silos make together"):  # that takes trust in the others
+        run(tmp_path, options={"privacy": privacy}, policy=mine)
+    fit = run(tmp_path, options={"privacy": privacy}, policy=dataclasses.replace(mine, max_shared_by=3))
     assert fit.privacy.epsilon <= 1.0
     assert "The sum of what left 3 silos and more" in str(fit.privacy)
     assert fit.provenance.settings["secure_sum"] == "True"

@@ -5,7 +5,7 @@ Both add noise in the silo, to its reply, before it leaves. What stays in the si
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from ..model import SiloData
 from .grid import SPREAD, Grid, Whole
 
 Tree = TypeVar("Tree")
+LEAST_CLIP, MOST_CLIP = 1e-9, 1e9  # beyond, norms in single precision are lost, and vectors not shortened
 SECRET = 0x5EC2E7  # what follows from a silo's key for noise follows from nothing else
 
 
@@ -42,23 +43,29 @@ class AbstractPrivacy:
     shared_by: int = 1
 
     def __post_init__(self):
-        who = type(self).__name__
-        _check_number(f"{who}: clip", self.clip, above=0.0, infinite=self.noise_multiplier == 0)
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise OptionError(f"{who}: give one of epsilon and noise_multiplier.")
+            raise OptionError(f"{type(self).__name__}: give one of epsilon and noise_multiplier.")
+        noise = self.noise_multiplier
+        silent = _is_number(noise) and noise == 0
+        if noise is not None and not silent:
+            fine = _is_number(noise) and LEAST_NOISE <= noise <= MOST_NOISE
+            self._check("noise_multiplier", fine, f"0, or a number between {LEAST_NOISE:g} and {MOST_NOISE:g}")
+        clip, most = self.clip, math.inf if silent else MOST_CLIP
+        fine = _is_number(clip) and LEAST_CLIP <= clip <= most
+        self._check("clip", fine, f"a number between {LEAST_CLIP:g} and {most:g}")
         if self.epsilon is not None:
-            _check_number(f"{who}: epsilon", self.epsilon, above=0.0)
-        if self.noise_multiplier is not None and self.noise_multiplier != 0:
-            _check_number(f"{who}: noise_multiplier", self.noise_multiplier, above=0.0)
-            if not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE:
-                raise OptionError(
-                    f"{who}: noise_multiplier is {self.noise_multiplier!r}; give 0, or a number between "
-                    f"{LEAST_NOISE:g} and {MOST_NOISE:g}."
-                )
-        if isinstance(self.delta, bool) or not isinstance(self.delta, int | float) or not 0 < self.delta < 1:
-            raise OptionError(f"{who}: delta is {self.delta!r}; give a small number between 0 and 1, like 1e-5.")
-        if isinstance(self.shared_by, bool) or not isinstance(self.shared_by, int) or self.shared_by < 1:
-            raise OptionError(f"{who}: shared_by is {self.shared_by!r}; give a whole number of at least 1.")
+            fine = _is_number(self.epsilon) and 0 < self.epsilon < math.inf
+            self._check("epsilon", fine, "a number above 0")
+        self._check("delta", _is_number(self.delta) and 0 < self.delta < 1, "a small number between 0 and 1, like 1e-5")
+        whole = _is_number(self.shared_by) and isinstance(self.shared_by, int) and self.shared_by >= 1
+        self._check("shared_by", whole, "a whole number of at least 1")
+
+    def _check(self, name, fine, wanted):
+        if not fine:
+            value = getattr(self, name)
+            plain = value is None or isinstance(value, str | int | float)
+            shown = repr(value) if plain else f"of type {type(value).__name__}"
+            raise OptionError(f"{type(self).__name__}: {name} is {shown[:100]}; give {wanted}.")
 
     @property
     def rate(self) -> float:
@@ -111,8 +118,7 @@ class UnitPrivacy(AbstractPrivacy):
     def __post_init__(self):
         AbstractPrivacy.__post_init__(self)
         rate = self.sampling_rate
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
-            raise OptionError(f"UnitPrivacy: sampling_rate is {rate!r}; give a number above 0 and at most 1.")
+        self._check("sampling_rate", _is_number(rate) and 0 < rate <= 1, "a number above 0 and at most 1")
 
     @property
     def rate(self) -> float:
@@ -226,7 +232,8 @@ def released(privacy: Any, secret: Key, reply: Tree, silent: Tree) -> Tree:
     return jax.tree.map(jnp.add, silent, rebuild(noisy(privacy, secret, summand(privacy, said), said.dtype)))
 
 
-def _check_number(what, value, *, above, infinite=False):
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and value > above
-    if not fine or (math.isinf(value) and not infinite):
-        raise OptionError(f"{what} is {value!r}; give a number above {above:g}.")
+def _is_number(value: Any) -> TypeGuard[float]:
+    """A plain one: no truth value, no text, no array, and no whole number that is too large to compute with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < 2**63

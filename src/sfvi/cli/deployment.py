@@ -118,6 +118,56 @@ def silo_start(
         sites.become(kit, mine, role="client")
 
 
+@silo_app.command("key", epilog=examples("sfvi silo key --kit kits/north", "sfvi silo key --kit kits/north --json"))
+def silo_key(kit: Kit, folder: Folder = None, json: AsJson = False) -> None:
+    """Show the silo's public key for secure sums, made when it is first asked for: a line for others' `peers`."""
+    from ..deploy import site
+    from ..deploy.silo import public_key
+
+    name, runs = _silo_of(kit), (folder or site.runs_of(kit)).resolve()
+    runs.mkdir(parents=True, exist_ok=True)
+    runs.chmod(0o700)
+    key = public_key(runs)
+    if json:
+        show.as_json({"silo": name, "key": key})
+        return
+    print(f'{name} = "{key}"')
+    show.aside("Tell it to the other silos over a way that the server has no hand in; it goes into `peers` there.")
+
+
+@silo_app.command(
+    "audit", epilog=examples("sfvi silo audit --kit kits/north --last 20", "sfvi silo audit --kit kits/north --json")
+)
+def silo_audit(
+    kit: Kit,
+    run: Annotated[str | None, typer.Option(help="Only messages of this run.")] = None,
+    last: Annotated[int | None, typer.Option(help="Only so many, the last ones.", min=0)] = None,
+    holds: Annotated[str | None, typer.Option(help="Hash of a last line, as told earlier; it must be there.")] = None,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """List what left the silo, and say whether its record is whole.
+
+    Exit codes: 0 whole, 1 broken, or without the line that --holds names; 2 wrong options.
+    """
+    from ..deploy import site
+    from ..deploy.silo import chain_of
+    from ..privacy import listing
+
+    chain = chain_of((folder or site.runs_of(kit)).resolve())
+    whole, sentence = listing.verdict(chain, holds)
+    if json:
+        broken = None if chain.broken is None else {"line": chain.broken, "why": chain.why}
+        about = {"whole": whole, "broken": broken, "lines": len(chain.entries), "last": chain.last}
+        show.as_json({**about, "messages": listing.entries(chain, run=run, last=last)})
+    else:
+        show.rows(list(listing.HEADER), listing.rows(chain, run=run, last=last), numbers=False)
+        print(f"Hash of the last line: {chain.last}")
+        print(sentence) if whole else show.aside(sentence)
+    if not whole:
+        raise typer.Exit(1)
+
+
 @flower_app.command("init", epilog=examples("sfvi flower init kits --host fl.example.org --silo north --silo south"))
 def flower_init(
     folder: Kits,
@@ -244,19 +294,43 @@ def status(
     json: AsJson = False,
 ) -> None:
     """Say where runs stand: the server's or a silo's, from its kit; from the operator's those of late."""
+    from ..deploy import site, spending
     from ..deploy import status as statuses
-    from ..deploy.site import runs_of
 
-    folders = sorted(runs_of(kit).glob("*/"))
+    folders = sorted(site.runs_of(kit).glob("*/"))
     found = statuses.all_in(folders)
+    silo = spending.of_silo(site.runs_of(kit), site.policy_of(kit))
+    runs = silo.pop("runs", {})
+    found = [{**each, "privacy": runs[each["run"]]} if each["run"] in runs else each for each in found]
     if not folders and (kit / "startup" / "fed_admin.json").is_file():
         from ..deploy.nvflare.operator import recent
 
         found = recent(kit, name)
     if json:
-        show.as_json({"runs": found})
-    else:
-        print("\n".join(map(statuses.line, found)) or "No run is known here.")
+        show.as_json({"runs": found, **silo})
+        return
+    for each in found:
+        print(statuses.line(each) + (f"  {spending.line(each['privacy'])}" if "privacy" in each else ""))
+    if not found:
+        print("No run is known here.")
+    if silo.get("budget"):
+        print(f"all runs of this silo: {spending.line(silo['budget'])}")
+    if silo.get("record", "whole") != "whole":
+        print(f"This silo sends nothing: {silo['record']}.")
+
+
+def _silo_of(kit):
+    """The name of the silo whose kit this is, NVFlare's or Flower's."""
+    if (kit / "startup").is_dir():
+        from ..deploy.nvflare import kits
+
+        return kits.check(kit, role="client")
+    from ..deploy.flower import kits as flower_kits
+
+    name = flower_kits.read(kit)["name"]
+    if name == flower_kits.SERVER:
+        raise OptionError(f"{str(kit)!r} is the server's kit; only silos have keys for secure sums.")
+    return name
 
 
 def _print_kits(made):

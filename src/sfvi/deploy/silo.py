@@ -13,11 +13,14 @@ import jax
 
 from .. import archive
 from .._random import as_key
+from ..algorithms import SFVIAvg
+from ..algorithms.participation import ByRule
 from ..bounds import Bound
 from ..engines import batching
 from ..errors import RefusalError, SfviError, WireError
 from ..network_identity import network_identity
 from ..privacy import Audit, Gate, Policy, Secret
+from ..privacy.record import Chain, read
 from ..run_checks import (
     check_centred_sites,
     check_fixed_noise,
@@ -33,11 +36,12 @@ from .codec import Message, decode, encode
 from .data import SiloInput
 from .masked import masking_of
 from .silo_run import Own, SiloRun
-from .spec import RunSpec
+from .spec import NAME, RunSpec
 
 log = logging.getLogger("sfvi")
 RUN_KIND = "run at a silo"
 AUDIT, SECRET = "audit.jsonl", "secret"
+STEPS = ("start", "round", "finish")
 
 
 class Silo:
@@ -54,8 +58,7 @@ class Silo:
     def __init__(self, name: str, code: Code, source: SiloInput, folder: Path, policy: Policy | None = None):
         self.name, self.code = name, code
         self._folder, self._secret = Path(folder), Secret(Path(folder) / SECRET)
-        self._check_record(policy)
-        self.gate = Gate(Policy() if policy is None else policy, Audit(self._folder / AUDIT))
+        self.gate = Gate(Policy() if policy is None else policy, record_of(self._folder))
         self.gate.check_model(code.hash)
         model = code.model
         data = model.silo_data(name, source.data, unit_ids=source.unit_ids, num_units=source.num_units)
@@ -69,14 +72,7 @@ class Silo:
     @property
     def public_key(self) -> str:
         """By which other silos may know it in secure sums; made when it is first asked for."""
-        self.gate.audit.begin()
-        return masking_of(self.name, self._secret, "").public
-
-    def _check_record(self, policy):
-        """A budget, of privacy or of replies, is kept by the record: where there was one, it must still be there."""
-        budget = policy is not None and not (policy.epsilon is None and policy.max_rounds is None)
-        if budget and (self._folder / SECRET).exists() and not (self._folder / AUDIT).exists():
-            raise RefusalError("its record of what left is gone, so no budget can be kept; restore it")
+        return public_key(self._folder)
 
     def handle(self, request: bytes) -> bytes:
         """Answer a message; what is wrong with it, or with this silo, becomes a refusal with its reason."""
@@ -91,12 +87,7 @@ class Silo:
             about: dict[str, Any] = {"run": run, "model": self.code.hash, "step": step, "size": len(answer)}
             if message.kind == "round" and self._run is not None:
                 about |= {"request": self._run.question, "release": self._run.release(message)}
-            try:
-                self.gate.leave(message.kind, fields, arrays, **about)
-            except RefusalError:
-                if self._run is not None:
-                    self._run.forget()
-                raise
+            self._leave(message.kind, fields, arrays, about)
             return answer
         except Exception as error:
             log.error("refused: %s", error, exc_info=None if isinstance(error, SfviError) else error)
@@ -105,6 +96,17 @@ class Silo:
                 self.gate.audit.refused(run=run, step=step, reason=reason)
             return refusal(reason, run, step)
 
+    def _leave(self, kind, fields, arrays, about):
+        """Let an answer out, if it may; only then does the step count that made it."""
+        try:
+            self.gate.leave(kind, fields, arrays, **about)
+        except RefusalError:
+            if self._run is not None:
+                self._run.forget()
+            raise
+        if kind in STEPS and self._run is not None:
+            self._run.settle()
+
     def _answer(self, message):
         if message.model != self.code.hash:
             raise WireError("the server has another version of the model's code; install the same one everywhere")
@@ -112,7 +114,7 @@ class Silo:
             return self._join(message)
         if message.kind == "begin":
             return self._begin(message)
-        if message.kind not in ("start", "round", "unmask", "finish"):
+        if message.kind not in (*STEPS, "unmask"):
             raise WireError(f"a message of kind {message.kind!r} is unknown")
         if self._run is None or self._run.spec.name != message.run:
             self._run = self._remembered(message.run)
@@ -141,12 +143,7 @@ class Silo:
         spec = agreement.check(message.fields, self.code)
         if spec.name != message.run or self.name not in spec.silos:
             raise WireError(f"the run {spec.name!r} does not name silo {self.name!r}")
-        options: Any = spec.chosen(self.code)
-        rounds = plan.num_rounds(spec, options)
-        privacy = None if options.privacy is None else options.privacy.planned(rounds)
-        about = {"silos": spec.silos, "discloses_elbo": spec.disclose_elbo, "model": self.code.hash, "run": spec.name}
-        about |= {"secure_sum": spec.secure_sum, "min_silos": spec.min_silos}
-        self.gate.check_run(algorithm=spec.algorithm, rounds=rounds, privacy=privacy, **about)
+        options, privacy = self._allowed(spec)
         known = self._known(spec.name)
         if known is not None and known["digest"] != spec.digest():
             raise RefusalError("it knows another run of this name; choose another name")
@@ -155,6 +152,21 @@ class Silo:
                 "it began this run with other data; go on with what it began with, or begin a run of another name"
             )
         return spec, options, privacy
+
+    def _allowed(self, spec):
+        """The options of a run, and its privacy, if the policy allows it."""
+        options: Any = spec.chosen(self.code)
+        rounds = plan.num_rounds(spec, options)
+        privacy = None if options.privacy is None else options.privacy.planned(rounds)
+        about = {"silos": spec.silos, "discloses_elbo": spec.disclose_elbo, "model": self.code.hash, "run": spec.name}
+        about |= {"secure_sum": spec.secure_sum, "min_silos": spec.min_silos}
+        self.gate.check_run(algorithm=spec.algorithm, rounds=rounds, privacy=privacy, **about)
+        uneven = isinstance(options, SFVIAvg) or isinstance(options.participation, ByRule)
+        if privacy is not None and privacy.shared_by > 1 and uneven:
+            raise RefusalError(
+                "silos that share their noise must all count the same in a sum; run SFVI, without a participation rule"
+            )
+        return options, privacy
 
     def _known(self, run):
         """What is remembered of a run; None if nothing."""
@@ -203,17 +215,41 @@ class Silo:
         return keys
 
     def _remembered(self, run):
-        """The run that an earlier process of this silo joined."""
+        """The run that an earlier process of this silo joined, if its policy still allows it."""
         path = self._run_file(run)
-        if not path.exists():
+        if not NAME.fullmatch(run) or not path.exists():  # the name comes from outside
             raise WireError(f"this silo has not joined a run {run!r}")
         arrays, header = archive.read(path, kind=RUN_KIND)
         spec = RunSpec.from_json(header["spec"])
+        self._allowed(spec)
+        self.gate.check_keys(header["keys"], self.name)
         theta = agreement.theta_tree(header["theta"], arrays)
         return SiloRun(self._own, spec, Bound(*header["bound"]), theta, header["keys"])
 
     def _run_file(self, run):
         return self._folder / run / "run.npz"
+
+
+def record_of(folder: Path) -> Audit:
+    """The record of what left a silo. It is there before the silo's secret is, so where that is, it must be too."""
+    if (folder / SECRET).exists() and not (folder / AUDIT).exists():
+        raise RefusalError(
+            "its record of what left is gone, so nothing leaves; restore it from a backup, then start the silo again"
+        )
+    return Audit(folder / AUDIT)
+
+
+def chain_of(folder: Path) -> Chain:
+    """The same to look at, whole or not; one that is gone is broken at its first line."""
+    if (folder / SECRET).exists() and not (folder / AUDIT).exists():
+        return Chain([], [], 1, "the file is gone", 0)
+    return read(folder / AUDIT)
+
+
+def public_key(folder: Path) -> str:
+    """The key by which others may know the silo in secure sums; made, after its record, when first asked for."""
+    record_of(folder).begin()
+    return masking_of("", Secret(folder / SECRET), "").public
 
 
 def refusal(reason: str, run: str = "", step: int = -1) -> bytes:

@@ -7,6 +7,8 @@ outlive a crash is on the silo's disk before the answer leaves (`mark`).
 import dataclasses
 import hashlib
 import logging
+import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,12 @@ from .spec import RunSpec
 log = logging.getLogger("sfvi")
 POSTERIOR = "posterior.npz"
 MASKS = "masks"
+COMPUTES = ("sfvi", "jax", "jaxlib", "numpyro")
+
+
+def versions() -> tuple[str, ...]:
+    """What computes replies here: by others the same question might get an answer with other last digits."""
+    return (*(f"{name} {version(name)}" for name in COMPUTES), jax.default_backend(), platform.machine())
 
 
 class Own(NamedTuple):
@@ -79,6 +87,17 @@ class Own(NamedTuple):
             raise RefusalError("its program or data do not let each unit be protected; its own log says why") from error
 
 
+class _Done(NamedTuple):
+    """A step: when, what was asked, the states before and after it, the answer, and a digest of all it depends on."""
+
+    now: tuple[int, int]
+    order: agreement.Order
+    held: Held
+    new: Held
+    answer: Any
+    question: str
+
+
 class SiloRun:
     """One run, as a silo sees it.
 
@@ -94,13 +113,15 @@ class SiloRun:
         self._own, self.spec = own, spec
         self.legs = plan.legs(spec, own.code, bound)
         privacy = self.legs[-1].algorithm.elbo.options.privacy
-        self.data = own.apart(privacy, theta)
+        # at the silo's own values: those of the server might make units look separate that are not
+        self.data = own.apart(privacy, own.code.model.initial_theta(as_key(spec.key), {own.name: own.data}))
         told = jnp.asarray(own.told_units(privacy), self.data.num_units.dtype)
         self.data = dataclasses.replace(self.data, num_units=told)  # as the others count it
         whole = [spec.digest(), str(bound), own.data.fingerprint(), own.code.hash, str(told.dtype)]
-        if privacy is not None:  # another secret makes other noise, which counts again
-            whole.append(own.secret.bytes("which secret", 16).hex())
+        if privacy is not None:  # another secret makes other noise, which counts again; so do other last digits
+            whole += [own.secret.bytes("which secret", 16).hex(), *versions()]
         self._whole = "|".join(whole)
+        self._shares_noise = privacy is not None and privacy.shared_by > 1
         self.folder = own.folder / spec.name
         self.bound = bound
         self._masks = None
@@ -117,15 +138,17 @@ class SiloRun:
         self.slots = Slots(self.folder, identity, self._shapes)
         self._held: dict[int, Held] = {}
         self._latest = self.slots.latest
-        self._answered: tuple[tuple, Any, str] | None = None
+        self._pending: _Done | None = None
+        self._answered: _Done | None = None
         self._compiled: dict[int, Any] = {}
 
     def step(self, message):
-        """Do one step: a round, or the end of an algorithm."""
+        """Do one step: a round, or the end of an algorithm; it counts once it is settled."""
         order = agreement.Order.read(message)
         now = (order.attempt, message.step)
-        if self._answered is not None and self._answered[0] == (now, order):
-            return self._answered[1]
+        self._pending = None
+        if self._answered is not None and (self._answered.now, self._answered.order) == (now, order):
+            return self._answered.answer
         if now < self._latest or order.base >= message.step:
             raise WireError(
                 f"step {message.step} is over; this silo is at {self._latest[1]}: if the server has lost its folder, "
@@ -137,25 +160,34 @@ class SiloRun:
         leg, broadcast_like, silent_like = self._likes[order.leg]
         broadcast = unflatten(broadcast_like, message.arrays, prefix="broadcast", dtype=self.spec.wire.broadcast)
         work = {"start": self._begin, "round": self._round, "finish": self._finish}[message.kind]
-        question = _question(self._whole, message, order, held)
+        # beside other answers of the others a share of noise would become known, so it is new in every attempt
+        question = _question(f"{self._whole}|{order.attempt if self._shares_noise else ''}", message, order, held)
         if leg.algorithm.elbo.options.privacy is not None:  # noise that the server cannot tell
             leg = leg._replace(silo_key=self._own.secret.key(question))
         about = (order, message.step, question)
         new, answer = work(about, held._replace(leg=order.leg), leg, broadcast, silent_like)
-        if order.mark:
-            self.slots.write(new, keep=order.durable)
-        self._held = {held.version: held, new.version: new}
-        self._latest, self._answered = now, ((now, order), answer, question)
+        self._pending = _Done(now, order, held, new, answer, question)
         return answer
+
+    def settle(self) -> None:
+        """The last answer may leave: what it was computed with is kept."""
+        if self._pending is None:
+            return
+        done, self._pending = self._pending, None
+        if done.order.mark:
+            self.slots.write(done.new, keep=done.order.durable)
+        self._held = {done.held.version: done.held, done.new.version: done.new}
+        self._latest, self._answered = done.now, done
+
+    def forget(self) -> None:
+        """The last answer, which may not leave, and all that came of it."""
+        self._pending = self._answered = None
 
     @property
     def question(self) -> str:
         """What the last answer answers."""
-        return "" if self._answered is None else self._answered[2]
-
-    def forget(self) -> None:
-        """The last answer, which may not leave."""
-        self._answered = None
+        done = self._pending or self._answered
+        return "" if done is None else done.question
 
     def unmask(self, message):
         """Help with the sum of a round that was answered."""

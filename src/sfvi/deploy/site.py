@@ -102,10 +102,22 @@ def read(path: str | os.PathLike) -> Site:
     return Site(**read_json(Path(path)))
 
 
+def of_kit(kit: Path) -> Site | None:
+    """The site that was last started from a kit, if one was."""
+    files = [kit / name for name in (NVFLARE_FILE, FLOWER_FILE) if (kit / name).is_file()]
+    return read(files[0]) if files else None
+
+
 def runs_of(kit: Path) -> Path:
     """Where the runs of a kit's site are."""
-    files = [kit / name for name in (NVFLARE_FILE, FLOWER_FILE) if (kit / name).is_file()]
-    return Path(read(files[0]).folder) if files else kit / "runs"
+    mine = of_kit(kit)
+    return kit / "runs" if mine is None else Path(mine.folder)
+
+
+def policy_of(kit: Path) -> Policy:
+    """The policy with which a kit's silo was last started."""
+    mine = of_kit(kit)
+    return Policy() if mine is None or mine.policy is None else Policy.read(mine.policy)
 
 
 def here(environment: Mapping[str, str] = os.environ) -> Site:

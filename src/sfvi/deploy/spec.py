@@ -22,6 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 SILO = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")  # it becomes a certificate's name
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
 MOST_DAYS = 3650
+TAKEN = ("audit.jsonl", "compiled", "masks", "secret")  # beside the folders of runs at a silo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,8 @@ class RunSpec:
 
     def __post_init__(self):
         check_name("name", self.name)
+        if self.name.lower() in TAKEN:
+            raise OptionError(f"name is {self.name!r}, which silos have files of; choose another.")
         if not isinstance(self.silos, tuple) or not self.silos or list(self.silos) != sorted(set(self.silos)):
             raise OptionError(f"silos is {self.silos!r}; give the sorted names of the silos, each once.")
         for silo in self.silos:

@@ -1,45 +1,35 @@
 """The record of what left a silo: a line for every message, written before it is sent."""
 
-import json
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..accountant import Releases
 from ..errors import RefusalError
+from .record import CHANGED, Record
 
 NO_NOISE = (0.0, 1.0)
-DAMAGED = "its record of what left is damaged, so nothing leaves; restore it"
 
 
 class Audit:
-    """A file to which lines are only added: JSON objects, one for each message or refusal.
+    """What a silo's record says, a line for each message or refusal (`record.py`), and what follows for its budgets.
 
-    Attributes:
+    Args:
         path: The file.
     """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
         self._replies: dict[str, set[str]] = {}
-        self._releases: Counter[tuple[float, float]] = Counter()
-        self._by_run: Counter[str] = Counter()
-        for line in self._lines():
-            if line.get("request"):
-                self._count(*_reply(line))
+        self._releases: dict[str, Counter[tuple[float, float]]] = {}
+        self._record = Record(path, self._visit)
 
     def begin(self) -> None:
         """Have the file there, so that a record that was lost is not taken for one that was never begun."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
-        except OSError as error:
-            raise RefusalError("it cannot keep its record of what leaves, so nothing does") from error
+        self._record.begin()
 
     def replies(self, model: str) -> set[str]:
         """Digests of all requests that a reply of this model answered."""
@@ -47,11 +37,12 @@ class Audit:
 
     def given(self, run: str) -> int:
         """How many replies a run has had."""
-        return self._by_run[run]
+        return self._releases.get(run, Counter()).total()
 
-    def releases(self, *more: Releases) -> list[Releases]:
-        """All replies so far, of whatever model, and some more, by their noise; those without have none."""
-        counts = self._releases + Counter({each[:2]: each.count for each in more})
+    def releases(self, *more: Releases, run: str | None = None) -> list[Releases]:
+        """All replies so far, of a run or of all, and some more, by their noise; those without have none."""
+        known = [kinds for name, kinds in self._releases.items() if run in (None, name)]
+        counts = sum(known, Counter({each[:2]: each.count for each in more}))
         return [Releases(*kind, count) for kind, count in counts.items()]
 
     def sent(
@@ -94,43 +85,19 @@ class Audit:
         """Record a refusal."""
         self._add({"event": "refused", "run": run, "step": step, "reason": reason})
 
+    def _visit(self, entry):
+        if entry.get("request"):
+            self._count(*_reply(entry))
+
     def _count(self, run, model, request, noise):
         """The same answer to the same question counts once."""
         if request not in self.replies(model):
-            self._by_run[run] += 1
             self.replies(model).add(request)
             multiplier, rate = noise or NO_NOISE
-            self._releases[multiplier, rate] += 1
+            self._releases.setdefault(run, Counter())[multiplier, rate] += 1
 
     def _add(self, entry):
-        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RefusalError("it cannot keep its record of what leaves, so nothing does") from error
-
-    def _lines(self):
-        try:
-            text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        except OSError as error:
-            raise RefusalError("it cannot read its record of what left, so nothing does") from error
-        except UnicodeDecodeError:
-            raise RefusalError(DAMAGED) from None
-        whole, _, rest = text.rpartition("\n")
-        if rest:  # the last line of a process that was killed: that message did not leave
-            os.truncate(self.path, len((whole + "\n").encode()) if whole else 0)
-        for line in whole.splitlines():
-            try:
-                found = json.loads(line)
-            except ValueError:
-                raise RefusalError(DAMAGED) from None
-            if not isinstance(found, dict):
-                raise RefusalError(DAMAGED)
-            yield found
+        self._record.add({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
 
 
 def _reply(line) -> tuple[str, str, str, tuple[float, float] | None]:
@@ -138,7 +105,7 @@ def _reply(line) -> tuple[str, str, str, tuple[float, float] | None]:
     run, model, request, noise = (line.get(name) for name in ("run", "model", "request", "noise"))
     whole = noise is None or (isinstance(noise, list) and [type(each) for each in noise] == [float, float])
     if not whole or not all(isinstance(text, str) for text in (run, model, request)):
-        raise RefusalError(DAMAGED)
+        raise RefusalError(CHANGED)
     return run, model, request, None if noise is None else (noise[0], noise[1])
 
 

@@ -91,16 +91,25 @@ class Gate:
         if policy.max_rounds is not None and rounds > policy.max_rounds:
             raise RefusalError(f"its policy allows {policy.max_rounds} rounds, not {rounds}")
         if privacy is not None and privacy.shared_by > 1:
-            if not secure_sum:
-                raise RefusalError("silos that share their noise need a secure sum; run with secure_sum")
-            if min(len(set(silos)), min_silos or len(silos)) < privacy.shared_by:
-                raise RefusalError(f"noise that {privacy.shared_by} silos share needs as many in every round")
+            self._check_shared(privacy.shared_by, min(len(set(silos)), min_silos or len(silos)), secure_sum)
         if privacy is not None and discloses_elbo:
             raise RefusalError("the ELBO has no noise; run without disclose_elbo")
         left = max(0, rounds - self.audit.given(run))
         if left:
             self._check_rounds(model)
         self._check_budget(None if privacy is None else privacy.releases_of_units(left))
+
+    def _check_shared(self, shared_by, least, secure_sum):
+        """Noise that several silos make together protects only in a sum, and only if the others make theirs."""
+        if not secure_sum:
+            raise RefusalError("silos that share their noise need a secure sum; run with secure_sum")
+        if least < shared_by:
+            raise RefusalError(f"noise that {shared_by} silos share needs as many in every round")
+        if self.policy.epsilon is not None and shared_by > self.policy.max_shared_by:
+            most = self.policy.max_shared_by
+            raise RefusalError(
+                f"its policy counts on noise that at most {most} silos make together (max_shared_by), not {shared_by}"
+            )
 
     def check_keys(self, keys: Mapping[str, str], mine: str) -> None:
         """Refuse keys, and silos, that are not those that the policy knows; `mine` is this silo."""

@@ -9,9 +9,10 @@
     min_silos = 3                # in a run: with two, each can subtract itself from a sum
     epsilon = 2.0                # differential privacy that all runs together may cost; without: none is asked for
     delta = 1e-6                 # the probability with which its promise may fail
+    max_shared_by = 1            # silos that may make the noise together: more only if they can be trusted
     secure_sum = true            # only runs in which nobody sees this silo's replies, but their sum
     min_sum = 3                  # of how many silos such a sum must be at least
-    peers = { north = "3f…" }    # the other silos' keys for such sums, as `sfvi silo start` prints them there
+    peers = { north = "3f…" }    # the other silos' keys for such sums, as `sfvi silo key` prints them there
 
 A run that the policy does not allow is refused when it asks to join, before anything else has left; a message that
 holds anything else than it may is not sent. What the file does not know, or cannot be read, is refused too.
@@ -48,6 +49,8 @@ class Policy:
         epsilon: The privacy budget of the silo's data, over all runs and models that its record knows of. Runs without
             differential privacy are then refused; None for no budget.
         delta: With it.
+        max_shared_by: With it: how many silos may make the noise of a run together. Alone each makes less of it than
+            the budget counts, so the others must be trusted; 1 for no one else.
         secure_sum: Whether replies may leave only where they are added up before anyone sees them.
         min_sum: Silos in such a sum at least: with two, each can subtract itself.
         peers: Keys of other silos, whole; without them the server's word is taken for whose they are.
@@ -62,6 +65,7 @@ class Policy:
     min_silos: int = 1
     epsilon: float | None = None
     delta: float = 1e-5
+    max_shared_by: int = 1
     secure_sum: bool = False
     min_sum: int = 3
     peers: Mapping[str, str] | None = None
@@ -77,7 +81,8 @@ class Policy:
         odd = sorted(set(self.disclose) - set(TOLD))
         if odd:
             raise OptionError(f"policy: disclose holds {odd[0]!r}; choose among {', '.join(TOLD)}.")
-        for name, least in (("max_rounds", 0), ("min_units", 0), ("min_rows", 0), ("min_silos", 1), ("min_sum", 1)):
+        numbers = {"max_rounds": 0, "min_units": 0, "min_rows": 0, "min_silos": 1, "min_sum": 1, "max_shared_by": 1}
+        for name, least in numbers.items():
             value: Any = getattr(self, name)
             if value is None and name == "max_rounds":
                 continue
