@@ -15,7 +15,10 @@ from hypothesis.extra.numpy import arrays
 from jax.flatten_util import ravel_pytree
 
 import sfvi
-from sfvi.algorithms.unit_privacy import AT_ONCE, measure
+from sfvi.algorithms.grid import SPREAD
+from sfvi.algorithms.measure import Measure
+from sfvi.algorithms.privacy import LEAST_CLIP, MOST_CLIP, summand
+from sfvi.algorithms.unit_privacy import AT_ONCE
 from sfvi.engines.units import take_apart
 from sfvi.errors import OptionError
 
@@ -73,7 +76,7 @@ class Sides:
             before = state.family.silo
             state, reply, _ = self.algorithm.silo_step(self.key, state, broadcast, silo)
             own = jax.tree.map(jnp.subtract, state.family.silo, before)
-            seen.append(ravel_pytree((reply, own))[0] * ravel_pytree(measure(broadcast.shared, before))[0])
+            seen.append(Measure(broadcast.shared, before).into((reply.gradient, own)))
             if before is not None:  # in the protocol its noise makes it public; here both sides must have the same
                 state = state._replace(family=dataclasses.replace(state.family, silo=before))
         return jnp.stack(seen)
@@ -120,12 +123,12 @@ def step(privacy, *, rounds=1, n=200):
     broadcast = algorithm.broadcast(jax.random.key(0), server)
     state = algorithm.silo_init(jax.random.key(0), broadcast, data)
 
-    units_of_noise = ravel_pytree(measure(broadcast.shared, None))[0]
+    units = Measure(broadcast.shared, None)
 
     @jax.jit
     @jax.vmap
     def replies(key):
-        return ravel_pytree(algorithm.silo_step(key, state, broadcast, data)[1])[0] * units_of_noise
+        return units.into((algorithm.silo_step(key, state, broadcast, data)[1].gradient, None))
 
     return np.asarray(replies(jax.random.split(jax.random.key(1), 4000)))
 
@@ -149,12 +152,48 @@ def test_sampled_units_make_the_same_sum_on_average():
     assert np.all(drawn.std(0) > 0.05)
 
 
-def test_units_that_are_not_drawn_stay_as_they_are():
+def test_units_move_whether_they_are_drawn_or_not():
+    """What stays in a silo does not tell who was drawn."""
     silos = {"a": linear_data(n=100, seed=3)}
-    privacy = sfvi.UnitPrivacy(clip=1.0, noise_multiplier=0.0, sampling_rate=0.3)
-    fit = sfvi.fit(linear_model(), silos, key=0, num_rounds=1, algorithm=sfvi.SFVI(privacy=privacy))
-    moved = np.asarray(fit.silo("a").free.units["units"].loc[0] != 0)
-    assert 15 <= moved.sum() <= 45
+    run = functools.partial(sfvi.fit, linear_model(), silos, key=0, num_rounds=1)
+    whole, some = (
+        run(algorithm=sfvi.SFVI(privacy=sfvi.UnitPrivacy(clip=1.0, noise_multiplier=0.0, sampling_rate=rate)))
+        for rate in (1.0, 0.3)
+    )
+    assert np.all(np.asarray(some.silo("a").free.units["units"].loc != 0))
+    assert_trees_close(some.silo("a").free, whole.silo("a").free)
+
+
+OPTIONS = ["clip", "epsilon", "noise_multiplier", "delta", "shared_by"]
+WRONG = ["1.0", None, True, math.nan, math.inf, -1.0, -1, 10**400, np.array([1.0, 2.0]), np.float32(1.0), [1.0], 1j]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in (sfvi.UnitPrivacy, sfvi.SiloPrivacy) for name in OPTIONS]
+    + [(sfvi.UnitPrivacy, "sampling_rate")],
+)
+@pytest.mark.parametrize("value", WRONG, ids=[f"{type(value).__name__}-{str(value)[:4]}" for value in WRONG])
+def test_an_option_that_means_nothing_is_named_in_one_sentence(kind, name, value):
+    noise = {"epsilon": None, "noise_multiplier": 2.0} if name != "epsilon" else {}
+    missing = value is None and name in ("epsilon", "noise_multiplier")
+    with pytest.raises(OptionError) as caught:
+        kind(**{"clip": 1.0, **noise, name: value})
+    said = str(caught.value)
+    assert said.startswith(f"{kind.__name__}: {'give one of epsilon' if missing else f'{name} is '}")
+    assert said.endswith(".")
+    assert "\n" not in said
+    assert len(said) < 250
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-20, 1e-15, 1e-9, 1.0, 1e15, 1e25])
+@pytest.mark.parametrize("clip", [LEAST_CLIP, 1.0, MOST_CLIP])
+def test_no_vector_is_longer_than_the_clip_in_single_precision(size, clip):
+    """Of very small numbers the squares vanish, so that their norm seems to be nothing."""
+    privacy = sfvi.UnitPrivacy(clip=clip, noise_multiplier=1.0)
+    found = summand(privacy, jnp.full(5, size, jnp.float32))
+    length = np.linalg.norm(np.asarray(found.high) * 2.0**16 + np.asarray(found.low))
+    assert length <= SPREAD * (1 + 1e-12)  # so many steps of the grid are the clip, with noise 1
 
 
 @pytest.mark.parametrize("privacy", [sfvi.UnitPrivacy(clip=1.0, epsilon=2.0), sfvi.SiloPrivacy(clip=1.0, epsilon=2.0)])
@@ -216,6 +255,7 @@ def test_programs_whose_units_cannot_be_protected_are_refused(silo, says):
         (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, noise_multiplier=1.0), "one of epsilon"),
         (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=-1.0), "epsilon is -1.0"),
         (lambda: sfvi.UnitPrivacy(clip=math.inf, epsilon=1.0), "clip is inf"),
+        (lambda: sfvi.UnitPrivacy(clip=1e-22, epsilon=1.0), "clip is 1e-22; give a number between 1e-09 and 1e"),
         (lambda: sfvi.UnitPrivacy(clip=1.0, noise_multiplier=1e-160), "noise_multiplier is 1e-160"),
         (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, shared_by=0), "shared_by is 0"),
         (lambda: sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, delta=0), "delta is 0"),
@@ -276,6 +316,7 @@ def test_with_noise_too_a_unit_more_changes_a_sum_by_its_own_part_only(double):
             data = {name: values[:size] for name, values in whole.items()}
             silo = take_apart(model, "a", model.silo_data("a", data), {})
             state = algorithm.silo_init(jax.random.key(0), broadcast, silo)
-            replies.append(ravel_pytree(algorithm.silo_step(jax.random.key(1), state, broadcast, silo)[1])[0])
-        change = (replies[1] - replies[0]) * ravel_pytree(measure(broadcast.shared, None))[0]
+            reply = algorithm.silo_step(jax.random.key(1), state, broadcast, silo)[1]
+            replies.append(Measure(broadcast.shared, None).into((reply.gradient, None)))
+        change = replies[1] - replies[0]
     assert 0.01 < np.linalg.norm(change) <= PRIVATE.clip * (1 + 1e-4)

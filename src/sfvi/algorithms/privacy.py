@@ -103,10 +103,12 @@ class UnitPrivacy(AbstractPrivacy):
     r"""Protects every unit: a child, a patient, a document, with all its rows.
 
     The gradient of each unit's part of $\mathcal{L}_j$, in $(\eta_G, \theta, \phi)$ and in the parameters of the
-    silo's own latents, that in means times their standard deviations, is shortened to norm $C$; to their sum noise is
-    added. With n units in all and d global latents, $C = 10 \sqrt{d / n}$ shortens few of them; a clip that shortens
-    many biases the result, which a trial with `noise_multiplier=0` shows. Units take part in a round with probability
-    q each (Poisson sampling), chosen by the silo in secret, and their sum is divided by q.
+    silo's own latents, measured in posterior sds (`measure.py`), is shortened to norm $C$; to their sum noise is added.
+    With n units in all and d latents outside of them, $C = 10 \sqrt{d / n}$ shortens few; a clip that shortens many
+    biases the result, which a trial with `noise_multiplier=0` shows. Units take part in a round with probability q each
+    (Poisson sampling), chosen by the silo in secret, and their sum is divided by q. If no `optimizer` is given and the
+    number of rounds is known, $\eta_G$ and the silos' own latents move by steps that average over noise
+    (`under_noise.py`).
 
     Args:
         sampling_rate: q; 1 for all units in every round.

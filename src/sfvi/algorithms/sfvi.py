@@ -25,6 +25,7 @@ from .participation import Participants
 from .privacy import UnitPrivacy, released, secret_key
 from .refit import refit
 from .sfvi_avg import SFVIAvg, Weights
+from .under_noise import under_noise
 
 
 class ServerState(NamedTuple):
@@ -147,7 +148,11 @@ class SFVI(AbstractVariationalOptions):
         planned = super().planned(num_rounds)
         if self.optimizer is not None or (self.fixed_noise is not None and self.fixed_noise.quasi_newton):
             return planned
-        return dataclasses.replace(planned, optimizer=optax.adam(falling_to_zero(num_rounds)))
+        adam = optax.adam(falling_to_zero(num_rounds))
+        if isinstance(planned.privacy, UnitPrivacy) and planned.privacy.noise > 0:
+            own = self.local_optimizer or adam
+            return dataclasses.replace(planned, optimizer=under_noise(num_rounds), local_optimizer=own)
+        return dataclasses.replace(planned, optimizer=adam)
 
     def stages(self) -> list[tuple[AbstractVariationalOptions, int | None]]:
         """The algorithms to run one after the other, each with its rounds; None for those that the user gives."""
@@ -229,7 +234,7 @@ class BoundSFVI(NamedTuple):
         """Start from given parameters."""
         del broadcast
         if isinstance(self.options.privacy, UnitPrivacy):
-            return SiloState(family, unit_privacy.start(self.options.own_optimizer, family))
+            return SiloState(family, unit_privacy.start(self.options, family))
         return SiloState(family, local_params.init(self.options.own_optimizer, family, data))
 
     def participants(self, key: Key, state: ServerState) -> Participants:

@@ -7,21 +7,17 @@ $r$ what is left of $\mathcal{L}_j$ without units, the gradient of $\mathcal{L}_
 $$\nabla r + \frac1q M^{-1} \Big(\sum_{i \in \mathcal{S}} M g_i \min(1, C / \lVert M g_i \rVert)
   + \sigma C \, \xi\Big), \qquad \xi \sim \mathrm{N}(0, I)$$
 
-$M$ multiplies the gradient in a mean by the standard deviation that belongs to it, which all know: what is left is
-about $\sqrt{d / n}$ for each of n units whatever the scale of the data, and as large in means as in scales. The sum is
-of whole numbers, see `grid.py`.
+$M$ measures gradients in posterior sds, see `measure.py`. The sum is of whole numbers, see `grid.py`.
 
 $\eta_i$ needs no noise: it is made from unit i's data and from what left earlier, so taking the unit away changes no
-other unit's summand, and its own is bounded. $\eta_s$ is made from all units' data, every summand depends on it, and
-so it sees their gradients through the same noise.
+other unit's summand, and its own is bounded. It moves in every round, whether the unit is drawn or not. $\eta_s$ is
+made from all units' data, every summand depends on it, and so it sees their gradients through the same noise.
 """
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from .. import _optim
 from .._types import Key, Scalar
@@ -32,23 +28,25 @@ from ..objectives import Shared
 from . import local_params
 from .elbo import Elbo
 from .grid import Whole
+from .measure import Measure
+from .options import AbstractVariationalOptions
 from .privacy import UnitPrivacy, noisy, secret_key, summand
 
-AT_ONCE = 64  # units whose gradients are in memory together
+AT_ONCE = 64  # units whose gradients in what is shared are in memory together
+OWN_AT_ONCE = 256  # and in their own parameters
 
 
 class Summed(NamedTuple):
-    """What a round gathers from units: the sum of their gradients and of their terms, and their own gradients."""
+    """What a round gathers from those drawn: the sum of their gradients and of their terms."""
 
     gradient: Any
     value: Any
-    own: Any
 
 
-def start(optimizer: Any, family: StructuredLocal) -> local_params.LocalOptState:
-    """Start the optimizer of a silo's parameters; every unit has a state of its own."""
-    own = None if family.silo is None else _optim.init(optimizer, family.silo)
-    units = {plate: _optim.init(optimizer, block, per_unit=True) for plate, block in family.units.items()}
+def start(options: AbstractVariationalOptions, family: StructuredLocal) -> local_params.LocalOptState:
+    """Start the optimizers of a silo's parameters; every unit has a state of its own."""
+    own = None if family.silo is None else _optim.init(options.shared_optimizer, family.silo)
+    units = {plate: _optim.init(options.own_optimizer, block, per_unit=True) for plate, block in family.units.items()}
     return local_params.LocalOptState(own, units)
 
 
@@ -68,7 +66,7 @@ def step(
         privacy: What is promised.
         key: Whoever knows it can take the noise away: of a real silo, nobody else does.
         family: The silo's parameters.
-        opt_state: Of their optimizer.
+        opt_state: Of their optimizers.
         broadcast: What the server sent.
         data: The silo's, with its units apart.
 
@@ -81,11 +79,11 @@ def step(
     assert data.apart is not None
     at = _At(elbo, key, family, broadcast, noise, data, data.apart)
     nothing = at.nothing()
-    scales, rebuild = ravel_pytree(measure(broadcast.shared, family.silo))
-    total = _sum(at, privacy, nothing, present, scales)
-    vector, _ = ravel_pytree((nothing.gradient, nothing.own.silo))
-    gradient, own = rebuild(vector + noisy(privacy, of_sum, total.gradient, scales.dtype) / scales / privacy.rate)
-    stepped = _ascend(elbo.options.own_optimizer, family, opt_state, StructuredLocal(own, total.own), present)
+    units = Measure(broadcast.shared, family.silo)
+    total = _sum(at, privacy, nothing, present, units)
+    of_drawn = units.back(noisy(privacy, of_sum, total.gradient, noise.dtype) / privacy.rate)
+    gradient, own = jax.tree.map(jnp.add, nothing.gradient, of_drawn)
+    stepped = _ascend(elbo.options, family, opt_state, StructuredLocal(own, at.own()))
     return stepped, gradient, nothing.value + total.value / privacy.rate
 
 
@@ -101,26 +99,48 @@ class _At(NamedTuple):
     apart: Apart
 
     def unit(self, number):
-        """A unit's term and its gradients in what is shared and in the silo's parameters."""
-        return self._term(number, self.apart.take(self.data, number))
+        """A unit's term, and its gradients in what is shared and in the parameters of the silo's own latents."""
+        return self._term(self._rows(number), self.apart.take(self.data, number))
 
     def nothing(self):
-        """The term of a silo without units: of its own latents only."""
-        first = jnp.zeros((), jnp.int32)
+        """The same of a silo without units: of its own latents only."""
         if self.data.program.layout.own.size:
-            return self._term(first, self.apart.nobody(self.data))
-        zeros = jax.tree.map(jnp.zeros_like, (self.broadcast.shared, self._rows(first)))
-        return Summed(zeros[0], jnp.zeros((), self.noise.dtype), zeros[1])
+            units = jax.tree.map(lambda leaf: leaf[..., :1], self.family.units)
+            return self._term(units, self.apart.nobody(self.data))
+        zeros = jax.tree.map(jnp.zeros_like, (self.broadcast.shared, self.family.silo))
+        return Summed(zeros, jnp.zeros((), self.noise.dtype))
 
-    def _term(self, number, silo):
-        draw = self.elbo.draw(self.key, self.broadcast.round, silo, self.noise)
-        term = jax.value_and_grad(self.elbo.silo, argnums=(0, 1))
-        value, (shared, own) = term(self.broadcast.shared, self._rows(number), draw, silo)
-        return Summed(shared, value, own)
+    def own(self):
+        """The gradients of all units' terms in their own parameters, which stay.
+
+        `OWN_AT_ONCE` are computed together, however many there are: no digit of one depends on who else is there.
+        """
+        size = self.apart.num_units(self.data)
+        blocks = jnp.minimum(jnp.arange(-(-size // OWN_AT_ONCE) * OWN_AT_ONCE), size - 1).reshape(-1, OWN_AT_ONCE)
+
+        def one(number):
+            silo = self.apart.take(self.data, number)
+            draw = self.elbo.draw(self.key, self.broadcast.round, silo, self.noise)
+
+            def term(units):
+                return self.elbo.silo(self.broadcast.shared, StructuredLocal(self.family.silo, units), draw, silo)
+
+            return jax.grad(term)(self._rows(number))
+
+        found = jax.lax.map(jax.vmap(one), blocks)
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf.reshape(-1, *leaf.shape[2:-1])[:size], 0, -1), found)
 
     def _rows(self, number):
-        units = jax.tree.map(lambda leaf: jnp.take(leaf, number[None], axis=-1), self.family.units)
-        return StructuredLocal(self.family.silo, units)
+        return jax.tree.map(lambda leaf: jnp.take(leaf, number[None], axis=-1), self.family.units)
+
+    def _term(self, units, silo):
+        draw = self.elbo.draw(self.key, self.broadcast.round, silo, self.noise)
+
+        def term(shared, own):
+            return self.elbo.silo(shared, StructuredLocal(own, units), draw, silo)
+
+        value, gradient = jax.value_and_grad(term, argnums=(0, 1))(self.broadcast.shared, self.family.silo)
+        return Summed(gradient, value)
 
 
 def _drawn(key, privacy, data):
@@ -130,63 +150,42 @@ def _drawn(key, privacy, data):
     return present if privacy.rate == 1 else present & (jax.random.uniform(key, (size,)) < privacy.rate)
 
 
-def measure(shared: Shared, own: Any) -> tuple[Shared, Any]:
-    """By what each number of a gradient is multiplied before it is shortened, and divided after: public numbers."""
-
-    def of(gaussian):
-        ones = jax.tree.map(jnp.ones_like, gaussian)
-        if not hasattr(gaussian, "loc") or not hasattr(gaussian, "log_scale"):
-            return ones
-        return eqx.tree_at(lambda family: family.loc, ones, jnp.exp(gaussian.log_scale))
-
-    theta, network = jax.tree.map(jnp.ones_like, (shared.theta, shared.network))
-    return Shared(of(shared.family), theta, network), None if own is None else of(own)
-
-
-def _sum(at, privacy, nothing, present, scales):
+def _sum(at, privacy, nothing, present, units):
     """The shortened gradients of those present, added up; memory is that of `AT_ONCE` gradients."""
-    less, _ = ravel_pytree((nothing.gradient, nothing.own.silo))
+    less = units.into(nothing.gradient)
     size = present.shape[0]
     width, count = min(AT_ONCE, size), jnp.sum(present)
     order = jnp.pad(jnp.argsort(~present, stable=True), (0, -size % width))
 
     def one(unit):
         found = at.unit(unit)
-        vector, _ = ravel_pytree((found.gradient, found.own.silo))
-        return Summed(summand(privacy, (vector - less) * scales), found.value - nothing.value, found.own.units)
+        return Summed(summand(privacy, units.into(found.gradient) - less), found.value - nothing.value)
 
     def some(number, total):
         places = number * width + jnp.arange(width)
         real = places < count
         found = jax.vmap(one)(order[places])
-        where = jnp.where(real, order[places], size)  # the others fall out
-        own = jax.tree.map(
-            lambda leaf, new: leaf.at[..., where].set(jnp.moveaxis(new[..., 0], 0, -1), mode="drop"),
-            total.own,
-            found.own,
-        )
         theirs = jax.tree.map(
             lambda leaf: jnp.sum(jnp.where(real[:, None], leaf, 0), axis=0, dtype=leaf.dtype), found.gradient
         )
         gradient = total.gradient.plus(theirs) if isinstance(theirs, Whole) else total.gradient + theirs
-        return Summed(gradient, total.value + jnp.sum(jnp.where(real, found.value, 0.0)), own)
+        return Summed(gradient, total.value + jnp.sum(jnp.where(real, found.value, 0.0)))
 
-    nobody = jax.tree.map(jnp.zeros_like, summand(privacy, less))
-    begin = Summed(nobody, jnp.zeros_like(nothing.value), jax.tree.map(jnp.zeros_like, at.family.units))
+    begin = Summed(jax.tree.map(jnp.zeros_like, summand(privacy, less)), jnp.zeros_like(nothing.value))
     return some(0, begin) if width == size else jax.lax.fori_loop(0, (count + width - 1) // width, some, begin)
 
 
-def _ascend(optimizer, family, opt_state, gradient, present):
-    """Step uphill: the silo's own latents, and the units that took part."""
+def _ascend(options, family, opt_state, gradient):
+    """Step uphill: the silo's own latents under noise, hence as what is shared, and all units without."""
     own, own_state = None, None
     if family.silo is not None:
-        own, own_state = _optim.ascend(optimizer, gradient.silo, opt_state.silo, family.silo)
+        own, own_state = _optim.ascend(options.shared_optimizer, gradient.silo, opt_state.silo, family.silo)
     units, states = {}, {}
     for plate, block in family.units.items():
         old = (block, opt_state.units[plate])
-        new = _optim.ascend(optimizer, gradient.units[plate], old[1], block, per_unit=True)
-        taken = present & _finite(new, len(present))  # whoever breaks stays as it was, and nobody hears of it
-        units[plate], states[plate] = jax.tree.map(lambda n, o, t=taken: jnp.where(t, n, o), new, old)
+        new = _optim.ascend(options.own_optimizer, gradient.units[plate], old[1], block, per_unit=True)
+        finite = _finite(new, block.loc.shape[-1])  # whoever breaks stays as it was, and nobody hears of it
+        units[plate], states[plate] = jax.tree.map(lambda n, o, t=finite: jnp.where(t, n, o), new, old)
     return StructuredLocal(own, units), local_params.LocalOptState(own_state, states)
 
 

@@ -43,7 +43,7 @@ class PrivacyExperiment:
         delta: With them.
         rounds: Of SFVI.
         drawn: Units in a round, about; of fewer all.
-        clip: In units of sqrt(d / n).
+        clip: In units of sqrt(d / n), with n units in all and d global latents, and of silos' own latents all.
     """
 
     seeds: tuple[int, ...]
@@ -77,7 +77,8 @@ class PrivacyExperiment:
         units = sum(len(silo["y"]) for silo in silos.values())
         privacy = None
         if math.isfinite(epsilon):
-            clip = self.clip * math.sqrt(model.population.layout.size / units)
+            latents = model.population.layout.size + (len(silos) if what == HEART else 0)  # an intercept of each
+            clip = self.clip * math.sqrt(latents / units)
             rate = min(1.0, self.drawn / units)
             privacy = UnitPrivacy(epsilon=epsilon, delta=self.delta, clip=clip, sampling_rate=rate)
         algorithm = SFVI(privacy=privacy)

@@ -65,10 +65,12 @@ class FullGaussian(AbstractGlobalFamily):
     def sample(self, noise: Float[Array, " n_noise"]) -> GlobalVec:
         return self.loc + jnp.exp(self.log_scale) * (multiply(self._triangle(), noise))
 
+    def standardized(self, z_global: GlobalVec) -> GlobalVec:
+        r"""Invert `sample`: $\epsilon = L^{-1} (z_G - \mu) / \sigma$."""
+        return solve(self._triangle(), (z_global - self.loc) * jnp.exp(-self.log_scale))
+
     def log_prob(self, z_global: GlobalVec) -> Scalar:
-        scaled = (z_global - self.loc) * jnp.exp(-self.log_scale)
-        noise = solve(self._triangle(), scaled)
-        return standard_normal_log_prob(noise) - jnp.sum(self.log_scale)
+        return standard_normal_log_prob(self.standardized(z_global)) - jnp.sum(self.log_scale)
 
     def marginals(self) -> tuple[GlobalVec, GlobalVec]:
         row_norm = jnp.sqrt(jnp.sum(self._triangle() ** 2, axis=1))

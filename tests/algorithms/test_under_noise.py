@@ -1,0 +1,62 @@
+"""Steps under noise: what is left of the noise is as much as averages over the rounds leave."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sfvi import _optim
+from sfvi.algorithms.measure import Measure
+from sfvi.algorithms.options import falling_to_zero
+from sfvi.algorithms.under_noise import BEGIN, GAIN, under_noise
+from sfvi.families import FullGaussian
+from sfvi.objectives import Shared
+
+ROUNDS, NOISE, REPLICATES = 2000, 8.0, 200
+MEAN, ROOT = jnp.array([3.0, -1.0, 0.5]), jnp.array([[0.05, 0.0, 0.0], [0.2, 0.1, 0.0], [-0.3, 0.3, 0.4]])
+
+
+def negative_divergence(shared):
+    r"""Of $\mathrm{N}(m, \Sigma)$, whose precision in these units is far from I at the start."""
+    family = shared.family
+    root = jax.jacobian(family.sample)(jnp.zeros(3))
+    precision = jnp.linalg.inv(ROOT @ ROOT.T)
+    distance = family.loc - MEAN
+    spread = jnp.trace(precision @ (root @ root.T))
+    return -0.5 * (distance @ precision @ distance + spread) + jnp.sum(family.log_scale)
+
+
+def run(optimizer):
+    """Where means end, in posterior sds, and how far logarithms of sds are off."""
+    start = Shared(FullGaussian(jnp.zeros(3), jnp.full(3, jnp.log(0.1)), jnp.zeros(3)), {}, None)
+
+    def one(carry, key):
+        shared, state = carry
+        measure, gradient = Measure(shared, None), jax.grad(negative_divergence)(shared)
+        blurred = measure.into((gradient, None)) + NOISE * jax.random.normal(key, (9,))
+        return _optim.ascend(optimizer, measure.back(blurred)[0], state, shared), None
+
+    @jax.jit
+    @jax.vmap
+    def end(key):
+        keys = jax.random.split(key, ROUNDS)
+        (shared, _), _ = jax.lax.scan(one, (start, _optim.init(optimizer, start)), keys)
+        mean, sd = shared.family.marginals()
+        return jnp.linalg.solve(ROOT, mean - MEAN), jnp.log(sd / jnp.linalg.norm(ROOT, axis=1))
+
+    return map(np.asarray, end(jax.random.split(jax.random.key(0), REPLICATES)))
+
+
+def test_what_is_left_of_the_noise():
+    """Means: sqrt(g^2 / (2 g - 1) / (T - t_1)) of a round's if scales were known all the time; somewhat more, for they
+    are not."""
+    means, log_sds = run(under_noise(ROUNDS))
+    expected = NOISE * np.sqrt(GAIN**2 / (2 * GAIN - 1) / ((1 - BEGIN) * ROUNDS))
+    assert 0.9 * expected < np.sqrt(np.mean(means**2)) < 1.6 * expected
+    assert np.sqrt(np.mean(log_sds**2)) < 2 * expected
+
+
+def test_adam_leaves_more():
+    """So that the default is worth its name."""
+    rivals = [np.sqrt(np.mean(next(run(o)) ** 2)) for o in (under_noise(ROUNDS), optax.adam(falling_to_zero(ROUNDS)))]
+    assert rivals[0] < 0.7 * rivals[1]
