@@ -27,8 +27,8 @@ class Code:
             found = found()
         if not isinstance(found, StructuredModel):
             raise OptionError(
-                f"model: {reference!r} is a {type(found).__name__}; name a StructuredModel, or a function that makes "
-                "it."
+                f"model: {reference!r} has type {type(found).__name__}; name a StructuredModel, or a function that "
+                "makes it."
             )
         self.model: StructuredModel = found
         self.hash = source_hash(reference)
