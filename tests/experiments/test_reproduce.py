@@ -257,9 +257,8 @@ def test_specifications_are_complete_and_tables_are_those_of_the_results(name):
         experiment = spec.read(home, EXPERIMENTS[name], preset)
         cells = experiment.cells()
         assert len({cell.name for cell in cells}) == len(cells)
-        known = home / f"{preset}.json"
-        if known.exists():
-            found = {cell: kept["result"] for cell, kept in json.loads(known.read_text()).items()}
+        if (home / f"{preset}.json").exists():
+            found = Store(home, preset).results(cells)
             assert filled(text, preset, experiment.report(found)) == text
 
 
