@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from sfvi.baselines import FedSoul, PFedBayes, ReportedFedSoul, fed_soul, p_fed_bayes
+from sfvi.baselines.networks import init_layers
 from sfvi.baselines.p_fed_bayes import _kl, _mixture
 from sfvi.errors import DataError, OptionError
 
@@ -107,3 +108,12 @@ def test_bad_input():
         fed_soul({}, FedSoul(), key=0)
     with pytest.raises(OptionError, match="left_out is 1"):
         FedSoul(left_out=1)
+
+
+def test_what_they_send_is_what_they_share():
+    """Counted on the arrays themselves."""
+    with_biases = sum(leaf.size for leaf in jax.tree.leaves(init_layers(jax.random.key(0), [5, 32, 16], biases=True)))
+    assert REPORTED.num_sent(5, 3) == with_biases
+    assert FedSoul(hidden=(7,)).num_sent(5, 3) == 5 * 7 + 2 * 7 * 3
+    assert PFedBayes.fair().num_sent(5, 3) == 2 * (5 * 64 + 64 * 3)
+    assert PFedBayes.reported().num_sent(5, 3) == 2 * (5 * 100 + 100 + 100 * 3 + 3)

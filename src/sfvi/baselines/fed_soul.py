@@ -15,7 +15,7 @@ from .. import _optim
 from .._random import as_key
 from .._types import Key
 from ..errors import OptionError
-from .networks import features, init_layers, linear, log_likelihood
+from .networks import features, init_layers, linear, log_likelihood, num_weights
 from .stacking import Stacked, position_of, stack_labelled
 
 
@@ -62,6 +62,10 @@ class FedSoul:
         """How many steps that is."""
         return int(self.left_out * self.num_local_steps)
 
+    def num_sent(self, num_inputs: int, num_classes: int) -> int:
+        r"""How many numbers go to a silo in an exchange, and as many back: of $\phi$, $\mu$ and $\sigma$."""
+        return num_weights([num_inputs, *self.hidden], biases=False) + 2 * self.hidden[-1] * num_classes
+
 
 @dataclasses.dataclass(frozen=True)
 class ReportedFedSoul:
@@ -97,6 +101,11 @@ class ReportedFedSoul:
     max_rows: int = 500
     shift: float = 0.1307
     spread: float = 0.3081
+
+    def num_sent(self, num_inputs: int, num_classes: int) -> int:
+        """How many numbers go to a silo in a visit, and as many back: of the shared layers."""
+        del num_classes  # heads stay
+        return num_weights([num_inputs, *self.hidden], biases=True)
 
 
 class PersonalHeads:

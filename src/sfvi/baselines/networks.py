@@ -26,6 +26,11 @@ def init_layers(key: Key, widths: Sequence[int], *, biases: bool) -> Layers:
     return layers
 
 
+def num_weights(widths: Sequence[int], *, biases: bool) -> int:
+    """How many numbers such layers have."""
+    return sum((inputs + biases) * outputs for inputs, outputs in pairwise(widths))
+
+
 def linear(layer: dict[str, Any], x: Float[Array, "rows inputs"]) -> Float[Array, "rows outputs"]:
     """One layer."""
     return x @ layer["W"] + layer.get("b", 0.0)

@@ -13,7 +13,7 @@ import optax
 from .. import _optim
 from .._random import as_key
 from .._types import Key
-from .networks import init_layers, log_likelihood, logits
+from .networks import init_layers, log_likelihood, logits, num_weights
 from .stacking import position_of, stack_labelled
 
 
@@ -71,6 +71,10 @@ class PFedBayes:
         """The method as its authors define it, with the network, rounds and batches of ours."""
         steps = num_rounds, num_local_updates, 1, step_size
         return cls(64, False, *steps, 1.0, None, batch_size, 1.0, -3.0, True, 0.0, 1.0)
+
+    def num_sent(self, num_inputs: int, num_classes: int) -> int:
+        r"""How many numbers go to a silo in an exchange, and as many back: $\mu$ and $\rho$ of all weights."""
+        return 2 * num_weights([num_inputs, self.hidden, num_classes], biases=self.biases)
 
 
 class PersonalGaussians:

@@ -2,6 +2,7 @@
 
 from .fast_start import FastStartExperiment
 from .hier_bnn import HierBnnExperiment
+from .hier_bnn_choice import HierBnnChoiceExperiment
 from .multinomial import MultinomialExperiment
 from .privacy import PrivacyExperiment
 from .reproduce import names, reproduce
@@ -11,6 +12,7 @@ from .topics import TopicsExperiment
 EXPERIMENTS = {
     "fast_start": FastStartExperiment,
     "hier_bnn": HierBnnExperiment,
+    "hier_bnn_choice": HierBnnChoiceExperiment,
     "multinomial": MultinomialExperiment,
     "privacy": PrivacyExperiment,
     "six_cities": SixCitiesExperiment,

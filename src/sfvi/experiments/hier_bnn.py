@@ -13,6 +13,7 @@ from numpyro.infer import init_to_uniform
 from .. import families
 from ..algorithms import SFVI, SFVIAvg, Sites
 from ..baselines import FedSoul, PFedBayes, ReportedFedSoul
+from ..baselines.networks import num_weights
 from ..errors import OptionError
 from ..zoo import fed_pop, hierarchical_bnn
 from . import hier_bnn_methods as methods
@@ -95,17 +96,10 @@ class HierBnnExperiment:
     def methods(self, split: Split) -> dict[Method, Callable[..., Result]]:
         """Each fills a cell for a seed."""
         rounds, steps = self.rounds, split.local_steps
-        random: Any = init_to_uniform
-        common: dict[str, Any] = {
-            "global_family": families.mean_field(),
-            "local_family": families.block(coupling="none"),
-            "init_loc_fn": partial(random, radius=RADIUS),
-        }
-        many = optax.adam(optax.cosine_decay_schedule(self.step_size, self.steps))
-        few = optax.adam(self.local_step_size)
-        sfvi = SFVI(optimizer=many, init_scale=self.init_scale, **common)
-        common |= {"optimizer": few, "init_scale": self.local_init_scale, "refit_steps": self.refit_steps}
-        average, sites = (each(num_local_steps=steps, **common) for each in (SFVIAvg, Sites))
+        sfvi = many_exchanges(self.steps, self.step_size, self.init_scale)
+        few = {"optimizer": optax.adam(self.local_step_size), "init_scale": self.local_init_scale}
+        few |= {"refit_steps": self.refit_steps, **_mean_field()}
+        average, sites = (each(num_local_steps=steps, **few) for each in (SFVIAvg, Sites))
         found: dict[Method, Callable[..., Result]] = {}
         for title, make in ((BNN, hierarchical_bnn), (POP, fed_pop)):
             found[title, "SFVI"] = partial(methods.federated, make, sfvi, self.steps)
@@ -162,10 +156,10 @@ class HierBnnExperiment:
                 each = 100 * np.concatenate([run["accuracies"] for run in runs])
                 shown = [f"{each.mean():.2f} ({each.std():.2f})", PAPER.get((split.silos, model, inference), "")]
                 shown += [_shown(runs, *column) for column in COLUMNS]
-                sent = f"{np.mean([run['bytes'] for run in runs]) / 1e6:,.1f}" if "bytes" in runs[0] else ""
+                sent = np.mean([run.get("bytes", self._sent(split, inference)) for run in runs]) / 1e6
                 broke = sum("broke" in run for run in runs)
                 done = f"{broke} of {len(runs)} diverged" if broke else f"{runs[0]['rounds']:,}"
-                rows.append([str(split.silos), model, inference, *shown, done, sent])
+                rows.append([str(split.silos), model, inference, *shown, done, f"{sent:,.1f}" if sent else ""])
         counts = {len(self._runs(results, split, *method)) for split in self.splits for method in self.methods(split)}
         note = f"Partitions: {min(counts)} to {max(counts)}" if len(counts) > 1 else f"Partitions: {max(counts)}"
         table = f"{note}. The sd is over silos and partitions.\n\n" + markdown(columns, rows, names=3)
@@ -215,9 +209,35 @@ class HierBnnExperiment:
             f"trained; without as many of the worst the accuracy is {without}.\n"
         )
 
+    def _sent(self, split, inference):
+        """Bytes to and from a silo by a rival: all it needs, as single-precision numbers; on average over silos."""
+        inputs, classes, settings = methods.NUM_PIXELS, methods.NUM_CLASSES, self.rivals(split).get(inference)
+        if settings is None:
+            weights = num_weights([inputs, WIDTH, classes], biases=False)
+            return 8 * weights * self.rounds if inference == "FedAvg" else 0
+        visits = settings.num_rounds
+        if isinstance(settings, ReportedFedSoul):
+            visits *= min(1, settings.num_visited / split.silos)
+        return 8 * settings.num_sent(inputs, classes) * visits
+
     def _runs(self, results, split, model, inference):
         cells = [name(f"J = {split.silos}", model, inference, f"seed {seed}") for seed in self.seeds]
         return [results[cell] for cell in cells if cell in results]
+
+
+def many_exchanges(steps: int, step_size: float, init_scale: float) -> SFVI:
+    """SFVI with Adam, whose step falls to zero."""
+    decay = optax.cosine_decay_schedule(step_size, steps)
+    return SFVI(optimizer=optax.adam(decay), init_scale=init_scale, **_mean_field())
+
+
+def _mean_field() -> dict[str, Any]:
+    random: Any = init_to_uniform
+    return {
+        "global_family": families.mean_field(),
+        "local_family": families.block(coupling="none"),
+        "init_loc_fn": partial(random, radius=RADIUS),
+    }
 
 
 def _shown(runs, score, unit, digits):

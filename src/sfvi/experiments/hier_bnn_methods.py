@@ -19,7 +19,7 @@ from ..model import StructuredModel
 from ..zoo import hierarchical_bnn
 from .base import Result, attempt
 
-WIDTH, NUM_CLASSES, NUM_DRAWS = 64, 10, 100
+WIDTH, NUM_CLASSES, NUM_DRAWS, NUM_PIXELS = 64, 10, 100, 28 * 28
 POOLED_BATCH = 1000
 Predict = Callable[[str, np.ndarray], np.ndarray]  # probabilities of a silo's network
 Silos = dict[str, dict[str, np.ndarray]]
