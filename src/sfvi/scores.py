@@ -31,7 +31,7 @@ def log_score(probabilities: Floats, labels: npt.ArrayLike) -> float:
     """
     probabilities, labels = _checked(probabilities, labels)
     chosen = probabilities[np.arange(len(labels)), labels]
-    return float(np.mean(np.log(np.maximum(chosen, np.finfo(np.float64).tiny))))
+    return float(np.mean(np.log(np.maximum(chosen, np.finfo(np.float32).tiny))))
 
 
 def calibration_error(probabilities: Floats, labels: npt.ArrayLike, *, num_bins: int = 15) -> float:

@@ -113,7 +113,51 @@ def test_bad_input():
 def test_what_they_send_is_what_they_share():
     """Counted on the arrays themselves."""
     with_biases = sum(leaf.size for leaf in jax.tree.leaves(init_layers(jax.random.key(0), [5, 32, 16], biases=True)))
-    assert REPORTED.num_sent(5, 3) == with_biases
+    assert REPORTED.num_sent(5, 3) == 3 * with_biases  # with Adam's moments
     assert FedSoul(hidden=(7,)).num_sent(5, 3) == 5 * 7 + 2 * 7 * 3
     assert PFedBayes.fair().num_sent(5, 3) == 2 * (5 * 64 + 64 * 3)
     assert PFedBayes.reported().num_sent(5, 3) == 2 * (5 * 100 + 100 + 100 * 3 + 3)
+
+
+RIVALS = {
+    "FedSOUL": (fed_soul, FedSoul(gamma=3e-4, num_rounds=30, num_local_steps=40)),
+    "FedSOUL, reported": (fed_soul, dataclasses.replace(REPORTED, num_rounds=30)),
+    "pFedBayes": (p_fed_bayes, PFedBayes.fair(num_rounds=10, num_local_updates=60)),
+    "pFedBayes, reported": (p_fed_bayes, dataclasses.replace(PFedBayes.reported(), shift=0.0, spread=1.0)),
+}
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_a_small_silo_learns_from_a_large_one(method, float32):
+    """It predicts new rows better than alone, by two standard errors: something is exchanged, and it is of use."""
+    run, settings = RIVALS[method]
+    generator = np.random.default_rng(1)
+
+    def rows(number):
+        x = generator.normal(size=(number, 12)).astype(np.float32)
+        return {"x": x, "y": np.abs(x[:, :CLASSES]).argmax(1)}  # linear in nothing: layers have to be learned
+
+    silos, new = {"large": rows(2000), "small": rows(40)}, rows(1000)
+
+    def accuracy(silos):
+        return np.mean(
+            run(silos, settings, key=0, num_classes=CLASSES).predict("small", new["x"]).argmax(1) == new["y"]
+        )
+
+    assert accuracy(silos) > accuracy({"small": silos["small"]}) + 2 * np.sqrt(0.5 / 1000)
+
+
+def test_minibatches_stand_for_all_rows(float32):
+    """What is found does not depend on how many rows are in a step: their log-likelihood is scaled up."""
+    silos, probabilities = contradicting(200), []
+    for size in (200, 20):
+        settings = FedSoul(gamma=2e-4, num_local_steps=200, num_rounds=3, step_size=1e-9, batch_size=size)
+        probabilities.append(fed_soul(silos, settings, key=0, num_classes=CLASSES).predict("a", silos["a"]["x"]))
+    assert np.abs(probabilities[0] - probabilities[1]).mean() < 0.05
+
+    def confidence(size):
+        settings = PFedBayes.fair(num_rounds=5, num_local_updates=100, batch_size=size, zeta=0.1)
+        found = p_fed_bayes(silos, settings, key=0, num_classes=CLASSES)
+        return found.predict("a", silos["a"]["x"]).max(1).mean()
+
+    assert abs(confidence(200) - confidence(20)) < 0.02

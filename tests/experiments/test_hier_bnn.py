@@ -17,13 +17,11 @@ dataset = "mnist"
 seeds = [0]
 splits = [{ silos = 2, batch = 20, local_steps = 5, train_rows = 60, test_rows = 40 }]
 share = 0.9
-steps = 5
-step_size = 0.01
-init_scale = 0.02
 rounds = 2
-local_step_size = 0.002
-local_init_scale = 0.05
-refit_steps = 2
+many = { steps = 5, step_size = 0.01, init_scale = 0.02 }
+few = { step_size = 0.002, init_scale = 0.05, refit_steps = 2 }
+p_fed_bayes = { step_size = 0.005, zeta = 1.0 }
+fed_soul = { step_size = 0.02, gamma = 1e-4 }
 """
 
 
@@ -99,10 +97,31 @@ def test_scores_of_rules_that_are_known():
     assert expects["confidence"] < 1
 
 
-@pytest.mark.parametrize(("change", "match"), [({"seeds": ()}, "at least one"), ({"splits": ()}, "at least one")])
-def test_bad_settings(change, match):
-    options = {"dataset": "mnist", "seeds": (0,), "splits": (Split(2, 10, 1),), "share": 0.9, "steps": 1}
-    options |= {"step_size": 0.1, "init_scale": 0.1, "rounds": None, "local_step_size": 0.1, "refit_steps": 1}
-    options |= {"local_init_scale": 0.1}
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"seeds": ()}, "seeds are"),
+        ({"splits": ()}, "each with another number of silos"),
+        ({"splits": (Split(2, 10, 1), Split(2, 20, 1))}, "each with another number of silos"),
+    ],
+)
+def test_bad_settings(folder, change, match):
+    experiment = spec.read(folder / "hier_bnn", HierBnnExperiment, "tiny")
     with pytest.raises(ValueError, match=match):
-        HierBnnExperiment(**options | change)
+        dataclasses.replace(experiment, **change)
+
+
+def test_what_rivals_send_is_in_the_table(folder):
+    """Of 784-64-10 without biases, in MB: weights, to a silo and back, four bytes each."""
+    experiment = dataclasses.replace(
+        spec.read(folder / "hier_bnn", HierBnnExperiment, "tiny"), splits=(Split(50, 10, 1),), rounds=20
+    )
+    run = {"accuracies": [0.9], "log score": -1, "rounds": 20, "ECE": 0.1, "off-majority": 0.5, "never visited": 0}
+    names = [("network", "FedAvg"), ("pFedBayes", "fair"), ("FedPop", "FedSOUL, fair"), ("FedPop", "FedSOUL, reported")]
+    report = experiment.report({f"J = 50 / {model} / {inference} / seed 0": run for model, inference in names})
+    weights, wide = 784 * 64 + 64 * 10, 785 * 512 + 513 * 256 + 257 * 64
+    bytes_of = {"FedAvg": 20 * 8 * weights, "| fair": 20 * 16 * weights, "FedSOUL, fair": 160 * (784 * 64 + 2 * 640)}
+    bytes_of["FedSOUL, reported"] = 4 * 8 * 3 * wide  # drawn in a fifth of the rounds; moments of Adam go along
+    for row, sent in bytes_of.items():
+        line = next(line for line in report.splitlines() if row in line)
+        assert line.endswith(f" {sent / 1e6:.1f} |")

@@ -17,11 +17,15 @@ seeds = [7]
 splits = [{ silos = 2, batch = 20, local_steps = 5, train_rows = 60, test_rows = 40 }]
 share = 0.9
 held_out = 0.25
-candidates = [
+rounds = 2
+many = [
     { steps = 5, step_size = 0.01, init_scale = 0.05 },
     { steps = 5, step_size = 0.02, init_scale = 0.05 },
     { steps = 7, step_size = 0.01, init_scale = 0.05 },
 ]
+few = [{ step_size = 0.003, init_scale = 0.05, refit_steps = 2 }]
+p_fed_bayes = [{ step_size = 0.005, zeta = 2.0 }]
+fed_soul = [{ step_size = 0.02, gamma = 1e-4 }]
 """
 
 
@@ -46,25 +50,35 @@ def test_held_out_images_are_training_images_that_are_not_learned_from():
 def test_in_miniature(folder, float32):
     report = reproduce(folder, EXPERIMENTS, "hier_bnn_choice", preset="tiny", say=lambda line: None)
     assert (folder / "hier_bnn_choice" / "tiny.png").stat().st_size > 5_000
-    assert sum(line.startswith(("| 5 |", "| 7 |")) for line in report.splitlines()) == 3
+    assert sum(line.startswith("| SFVI, ") for line in report.splitlines()) == 3
+    for method, words in (
+        ("SFVI-Avg", "step size 0.003, start width 0.05, refit 2"),
+        ("pFedBayes", "step size 0.005, zeta 2"),
+        ("FedSOUL", "step size 0.02, gamma 0.0001"),
+    ):
+        assert f"- {method}: best mean log score with {words} (-" in report
 
 
-def test_the_best_log_score_of_each_number_of_steps_wins_once_all_are_there(folder):
+def test_the_best_log_score_of_a_method_wins_once_all_candidates_are_there(folder):
     experiment = spec.read(folder / "hier_bnn_choice", HierBnnChoiceExperiment, "tiny")
     names = [cell.name for cell in experiment.cells()]
     scores = ((0.9, -0.2), (0.8, -0.1), (0.95, -0.05))
     results = {
-        name: {"accuracy": first, "log score": second} for name, (first, second) in zip(names, scores, strict=True)
+        name: {"accuracy": first, "log score": second} for name, (first, second) in zip(names[:3], scores, strict=True)
     }
     report = experiment.report(results)
-    assert "- 5 steps: step size 0.02, start width 0.05 (-0.1000)." in report
-    assert "- 7 steps: step size 0.01, start width 0.05 (-0.0500)." in report
-    assert "Best" not in experiment.report({names[0]: results[names[0]]})
+    assert "- SFVI, 5 steps: best mean log score with step size 0.02, start width 0.05 (-0.1000)." in report
+    assert "- SFVI, 7 steps: best mean log score with step size 0.01, start width 0.05 (-0.0500)." in report
+    assert "- pFedBayes: not all candidates are there yet." in report
+    assert "- SFVI, 5 steps: not all" in experiment.report({names[0]: results[names[0]]})
 
 
-@pytest.mark.parametrize(("old", "new"), [("0.25", "1.5"), ("step_size = 0.02", "step_size = 0.01")])
-def test_choices_that_are_none_are_refused(folder, old, new):
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [("0.25", "1.5", "held_out between 0 and 1"), ("step_size = 0.02, init", "step_size = 0.01, init", "many has the")],
+)
+def test_choices_that_are_none_are_refused(folder, old, new, message):
     path = folder / "hier_bnn_choice" / "spec.toml"
     path.write_text(TINY.replace(old, new))
-    with pytest.raises(OptionError, match="two candidates that differ, and a held_out between 0 and 1"):
+    with pytest.raises(OptionError, match=message):
         spec.read(folder / "hier_bnn_choice", HierBnnChoiceExperiment, "tiny")

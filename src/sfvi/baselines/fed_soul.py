@@ -103,9 +103,9 @@ class ReportedFedSoul:
     spread: float = 0.3081
 
     def num_sent(self, num_inputs: int, num_classes: int) -> int:
-        """How many numbers go to a silo in a visit, and as many back: of the shared layers."""
+        """How many numbers go to a silo in a visit, and as many back: the shared layers, and Adam's moments of them."""
         del num_classes  # heads stay
-        return num_weights([num_inputs, *self.hidden], biases=True)
+        return 3 * num_weights([num_inputs, *self.hidden], biases=True)
 
 
 class PersonalHeads:

@@ -66,11 +66,17 @@ class PFedBayes:
 
     @classmethod
     def fair(
-        cls, *, num_rounds: int = 20, num_local_updates: int = 100, batch_size: int = 100, step_size: float = 5e-3
+        cls,
+        *,
+        num_rounds: int = 20,
+        num_local_updates: int = 100,
+        batch_size: int = 100,
+        step_size: float = 5e-3,
+        zeta: float = 1.0,
     ) -> "PFedBayes":
         """The method as its authors define it, with the network, rounds and batches of ours."""
         steps = num_rounds, num_local_updates, 1, step_size
-        return cls(64, False, *steps, 1.0, None, batch_size, 1.0, -3.0, True, 0.0, 1.0)
+        return cls(64, False, *steps, zeta, None, batch_size, 1.0, -3.0, True, 0.0, 1.0)
 
     def num_sent(self, num_inputs: int, num_classes: int) -> int:
         r"""How many numbers go to a silo in an exchange, and as many back: $\mu$ and $\rho$ of all weights."""

@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import optax
-from numpyro.infer import init_to_uniform
 
-from .. import families
-from ..algorithms import SFVI, SFVIAvg, Sites
+from ..algorithms import SFVIAvg, Sites
 from ..baselines import FedSoul, PFedBayes, ReportedFedSoul
 from ..baselines.networks import num_weights
 from ..errors import OptionError
 from ..zoo import fed_pop, hierarchical_bnn
 from . import hier_bnn_methods as methods
 from .base import Cell, Result, Results, markdown, name
-from .hier_bnn_methods import NUM_DRAWS, POOLED_BATCH, WIDTH, Split
+from .hier_bnn_methods import NUM_DRAWS, WIDTH, Split
+from .hier_bnn_settings import RADIUS, FairFedSoul, FairPFedBayes, Few, Many
 from .spec import check_seeds
 
-RADIUS = 0.1  # where weights start
 LOWEST = 86  # per cent, in the picture
 BNN, POP = "hierarchical BNN", "fully-Bayesian FedPop"
 PAPER = {  # test accuracies and spreads of the paper's Table 1
@@ -45,6 +42,7 @@ COLUMNS = (  # of the table: scores, what they are multiplied with, digits
     ("off-majority", 100, 1),
     ("off-majority, even", 100, 1),
 )
+FOR_ALL = ("FedAvg", "pooled", "majority")  # have no network of a silo's own
 Method = tuple[str, str]  # model and inference
 
 
@@ -57,26 +55,22 @@ class HierBnnExperiment:
         seeds: Of the partitions, and of the methods.
         splits: Numbers of silos, and rows in a step.
         share: Of a silo's own label among its rows.
-        steps: Of SFVI, and of fits of single silos and of all data.
-        step_size: Of Adam there; it falls to zero.
-        init_scale: How wide weights start there.
         rounds: Of the methods with few rounds.
-        local_step_size: Of Adam there.
-        local_init_scale: How wide weights start there.
-        refit_steps: Of the silos after the last round.
+        many: SFVI, and fits of single silos and of all data.
+        few: SFVI-Avg and Sites; FedAvg has their step size.
+        p_fed_bayes: The `fair` one.
+        fed_soul: The `fair` one.
     """
 
     dataset: Literal["mnist", "fashion_mnist"]
     seeds: tuple[int, ...]
     splits: tuple[Split, ...]
     share: float
-    steps: int
-    step_size: float
-    init_scale: float
     rounds: int
-    local_step_size: float
-    local_init_scale: float
-    refit_steps: int
+    many: Many
+    few: Few
+    p_fed_bayes: FairPFedBayes
+    fed_soul: FairFedSoul
 
     def __post_init__(self):
         check_seeds("hier_bnn", self.seeds)
@@ -85,24 +79,20 @@ class HierBnnExperiment:
 
     def rivals(self, split: Split) -> dict[str, FedSoul | ReportedFedSoul | PFedBayes]:
         """Settings of the methods that we compare with."""
-        rounds, steps = self.rounds, split.local_steps
         return {
             "FedSOUL, reported": ReportedFedSoul(),
-            "FedSOUL, fair": FedSoul(num_rounds=rounds, num_local_steps=steps, batch_size=split.batch),
+            "FedSOUL, fair": self.fed_soul.rival(self.rounds, split),
             "reported": PFedBayes.reported(),
-            "fair": PFedBayes.fair(num_rounds=rounds, num_local_updates=steps, batch_size=split.batch),
+            "fair": self.p_fed_bayes.rival(self.rounds, split),
         }
 
     def methods(self, split: Split) -> dict[Method, Callable[..., Result]]:
         """Each fills a cell for a seed."""
-        rounds, steps = self.rounds, split.local_steps
-        sfvi = many_exchanges(self.steps, self.step_size, self.init_scale)
-        few = {"optimizer": optax.adam(self.local_step_size), "init_scale": self.local_init_scale}
-        few |= {"refit_steps": self.refit_steps, **_mean_field()}
-        average, sites = (each(num_local_steps=steps, **few) for each in (SFVIAvg, Sites))
+        rounds, steps, sfvi = self.rounds, self.many.steps, self.many.algorithm()
+        average, sites = (self.few.algorithm(kind, split) for kind in (SFVIAvg, Sites))
         found: dict[Method, Callable[..., Result]] = {}
         for title, make in ((BNN, hierarchical_bnn), (POP, fed_pop)):
-            found[title, "SFVI"] = partial(methods.federated, make, sfvi, self.steps)
+            found[title, "SFVI"] = partial(methods.federated, make, sfvi, steps)
             found[title, "SFVI-Avg"] = partial(methods.federated, make, average, rounds)
             found[title, "Sites"] = partial(methods.federated, make, sites, rounds)
         for inference, settings in self.rivals(split).items():
@@ -110,22 +100,23 @@ class HierBnnExperiment:
                 found["pFedBayes", inference] = partial(methods.personalized, settings)
             else:
                 found["FedPop", inference] = partial(methods.langevin, settings)
-        found["network", "FedAvg"] = partial(methods.averaged, self.local_step_size, rounds)
-        found[BNN, "each silo alone"] = partial(methods.alone, sfvi, self.steps)
-        found[BNN, "pooled"] = partial(methods.pooled, sfvi, self.steps)
+        found["network", "FedAvg"] = partial(methods.averaged, self.few.step_size, rounds)
+        found[BNN, "each silo alone"] = partial(methods.alone, sfvi, steps)
+        found[BNN, "pooled"] = partial(methods.pooled, sfvi, steps)
         found["", "majority"] = methods.majority
         return found
 
     def cells(self) -> list[Cell]:
         """Partition by partition, so that a whole table is there early."""
         common = {"radius": RADIUS, "width": WIDTH, "draws": NUM_DRAWS}
-        ours = {"steps": self.steps, "step size": self.step_size, "init scale": self.init_scale, **common}
-        few = {"rounds": self.rounds, "step size": self.local_step_size, **common}
-        averaged_sites = {**few, "init scale": self.local_init_scale, "refit": self.refit_steps}
+        many = {"steps": self.many.steps, "step size": self.many.step_size}
+        ours = {**many, "init scale": self.many.init_scale, **common}
+        few = {"rounds": self.rounds, "step size": self.few.step_size, **common}
+        averaged_sites = {**few, "init scale": self.few.init_scale, "refit": self.few.refit_steps}
         settings: dict[str, dict] = {
             "SFVI": ours,
             "each silo alone": ours,
-            "pooled": {**ours, "pooled batch": POOLED_BATCH},
+            "pooled": {**ours, "pooled batch": "all silos'"},
             "SFVI-Avg": averaged_sites,
             "Sites": averaged_sites,
             "FedAvg": few,
@@ -155,14 +146,17 @@ class HierBnnExperiment:
                     continue
                 each = 100 * np.concatenate([run["accuracies"] for run in runs])
                 shown = [f"{each.mean():.2f} ({each.std():.2f})", PAPER.get((split.silos, model, inference), "")]
-                shown += [_shown(runs, *column) for column in COLUMNS]
+                shown += [_shown(runs, *column) for column in COLUMNS[:-1]]
+                shown += [_shown(runs, *COLUMNS[-1]) if inference not in FOR_ALL else ""]
                 sent = np.mean([run.get("bytes", self._sent(split, inference)) for run in runs]) / 1e6
                 broke = sum("broke" in run for run in runs)
                 done = f"{broke} of {len(runs)} diverged" if broke else f"{runs[0]['rounds']:,}"
                 rows.append([str(split.silos), model, inference, *shown, done, f"{sent:,.1f}" if sent else ""])
         counts = {len(self._runs(results, split, *method)) for split in self.splits for method in self.methods(split)}
-        note = f"Partitions: {min(counts)} to {max(counts)}" if len(counts) > 1 else f"Partitions: {max(counts)}"
-        table = f"{note}. The sd is over silos and partitions.\n\n" + markdown(columns, rows, names=3)
+        note = "Not finished: " if len(counts) > 1 else ""
+        note += f"each row is over {' to '.join(map(str, sorted({min(counts), max(counts)})))} partitions"
+        table = f"{note[0].upper()}{note[1:]}. The sd is over silos and partitions.\n\n"
+        table += markdown(columns, rows, names=3)
         spreads = "".join(self._spread(results, split) for split in self.splits)
         return table + (f"\n{spreads}" if spreads else "")
 
@@ -225,22 +219,7 @@ class HierBnnExperiment:
         return [results[cell] for cell in cells if cell in results]
 
 
-def many_exchanges(steps: int, step_size: float, init_scale: float) -> SFVI:
-    """SFVI with Adam, whose step falls to zero."""
-    decay = optax.cosine_decay_schedule(step_size, steps)
-    return SFVI(optimizer=optax.adam(decay), init_scale=init_scale, **_mean_field())
-
-
-def _mean_field() -> dict[str, Any]:
-    random: Any = init_to_uniform
-    return {
-        "global_family": families.mean_field(),
-        "local_family": families.block(coupling="none"),
-        "init_loc_fn": partial(random, radius=RADIUS),
-    }
-
-
 def _shown(runs, score, unit, digits):
-    """The mean over those runs that have it."""
-    values = [run[score] for run in runs if score in run]
-    return f"{unit * np.mean(values):.{digits}f}" if values else ""
+    """The mean, if all runs have it."""
+    known = all(score in run for run in runs)
+    return f"{unit * np.mean([run[score] for run in runs]):.{digits}f}" if known else ""

@@ -20,7 +20,6 @@ from ..zoo import hierarchical_bnn
 from .base import Result, attempt
 
 WIDTH, NUM_CLASSES, NUM_DRAWS, NUM_PIXELS = 64, 10, 100, 28 * 28
-POOLED_BATCH = 1000
 Predict = Callable[[str, np.ndarray], np.ndarray]  # probabilities of a silo's network
 Silos = dict[str, dict[str, np.ndarray]]
 
@@ -137,7 +136,7 @@ def pooled(algorithm: AlgorithmOptions, steps: int, load, split: Split, seed: in
     """One network for all rows together."""
     train, test = load()
     rows = {part: np.concatenate([silo[part] for silo in train.values()]) for part in ("x", "y")}
-    model = hierarchical_bnn(batch_size=min(len(rows["y"]), POOLED_BATCH))
+    model = hierarchical_bnn(batch_size=min(len(rows["y"]), split.silos * split.batch))  # as many as silos together
     begin = time.perf_counter()
     found, broke = attempt(model, {"all": rows}, key=seed, num_rounds=steps, algorithm=algorithm, checkpoint=state)
     seconds = time.perf_counter() - begin
