@@ -116,7 +116,7 @@ class HierBnnChoiceExperiment:
             complete = all(len(runs) == len(self.seeds) for runs in found)
             mean = np.mean([run["log score"] for runs in found for run in runs]) if complete else np.nan
             totals.setdefault(each.method, {})[each.words] = mean
-        return "\n".join([markdown(columns, rows, names=2), *map(_choice, totals, totals.values())])
+        return "\n".join([markdown(columns, rows, names=2), *map(_choice, totals, totals.values()), ""])
 
     def draw(self, results: Results, path: Path) -> None:
         """Log scores of the candidates."""
