@@ -8,6 +8,7 @@ import pytest
 from sfvi.experiments import EXPERIMENTS, reproduce, spec
 from sfvi.experiments.hier_bnn import HierBnnExperiment
 from sfvi.experiments.hier_bnn_methods import Split, evaluate, majority, partition
+from sfvi.experiments.hier_bnn_settings import Few
 
 from .test_multinomial import pytestmark  # noqa: F401
 
@@ -20,6 +21,7 @@ share = 0.9
 rounds = 2
 many = { steps = 5, step_size = 0.01, init_scale = 0.02 }
 few = { step_size = 0.002, init_scale = 0.05, refit_steps = 2 }
+cold = { step_size = 0.002, init_scale = 0.05, refit_steps = 2, power = 10.0 }
 p_fed_bayes = { step_size = 0.005, zeta = 1.0 }
 fed_soul = { step_size = 0.02, gamma = 1e-4 }
 """
@@ -40,13 +42,13 @@ def rows_of(folder, only=""):
 
 
 def test_some_methods_in_miniature(folder, float32):
-    for number, only in enumerate(("FedPop / SFVI-Avg", "pFedBayes / fair", "majority"), start=1):
+    for number, only in enumerate(("FedPop / SFVI-Avg", "KL weight 0.1", "pFedBayes / fair", "majority"), start=1):
         assert len(rows_of(folder, only)) == number
 
 
 def test_all_methods_in_miniature(folder, float32):
     rows = rows_of(folder)
-    assert len(rows) == 14
+    assert len(rows) == 15
     assert sum("| SFVI |" in row for row in rows) == 2
 
 
@@ -101,6 +103,7 @@ def test_scores_of_rules_that_are_known():
     ("change", "match"),
     [
         ({"seeds": ()}, "seeds are"),
+        ({"cold": Few(0.01, 0.05, 2)}, "cold has the power 1"),
         ({"splits": ()}, "each with another number of silos"),
         ({"splits": (Split(2, 10, 1), Split(2, 20, 1))}, "each with another number of silos"),
     ],

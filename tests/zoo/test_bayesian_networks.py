@@ -62,16 +62,37 @@ def test_the_hierarchical_network_is_the_papers(scale):
     np.testing.assert_allclose(joint(model, data, z), expected + likelihood(layers, data), rtol=1e-10)
 
 
-def test_fed_pop_in_full():
+@pytest.mark.parametrize("power", [1.0, 10.0])
+def test_fed_pop_in_full(power):
     data = contradicting(20)["a"]
-    model = zoo.fed_pop(num_features=FEATURES, num_classes=CLASSES, hidden=(5, 4))
+    model = zoo.fed_pop(num_features=FEATURES, num_classes=CLASSES, hidden=(5, 4), power=power)
     head = (4, CLASSES)
     z = values_of({"W1": (FEATURES, 5), "W2": (5, 4), "mu": head, "sigma": head, "a/head": head})
     z["sigma"] = np.abs(z["sigma"])
     expected = sum(norm.logpdf(z[name]).sum() for name in ("W1", "W2", "mu", "sigma")) + z["sigma"].size * np.log(2)
     expected += norm.logpdf(z["a/head"], z["mu"], z["sigma"]).sum()
     layers = [z["W1"], z["W2"], z["a/head"]]
-    np.testing.assert_allclose(joint(model, data, z), expected + likelihood(layers, data), rtol=1e-10)
+    np.testing.assert_allclose(joint(model, data, z), expected + power * likelihood(layers, data), rtol=1e-10)
+
+
+def test_the_power_of_a_likelihood_is_in_the_silos_term():
+    """With minibatches too: a term of a silo and its gradient are linear in it."""
+    data = contradicting(20)["a"]
+    means = []
+    for power in (1.0, 2.0, 3.0):
+        model = zoo.fed_pop(num_features=FEATURES, num_classes=CLASSES, hidden=(4,), batch_size=7, power=power)
+        fit = sfvi.fit(
+            model, {"a": data}, key=0, num_rounds=1, algorithm=sfvi.SFVI(optimizer=optax.sgd(1e-3), **OPTIONS)
+        )
+        means.append(np.asarray(fit.posterior.shared.family.loc))
+    np.testing.assert_allclose(means[2] - means[1], means[1] - means[0], atol=1e-12)
+    assert np.abs(means[1] - means[0]).max() > 1e-6
+
+
+@pytest.mark.parametrize("power", [0, -1.0, float("nan"), "2", True])
+def test_powers_that_are_none(power):
+    with pytest.raises(sfvi.OptionError, match="power is"):
+        zoo.fed_pop(power=power)
 
 
 def right(fit, silos):

@@ -2,16 +2,21 @@ r"""An optimizer for gradients with much noise: steps in posterior sds, which fa
 
 With $\Sigma = A A^\top$ the covariance of $q$, and $g$ the gradient,
 
-$$\mu \leftarrow \mu + r_t(10) \Sigma g_\mu, \qquad
-  \log \sigma \leftarrow \log \sigma + \tfrac12 r_t(1) g_{\log \sigma}, \qquad
-  r_t(w) = \frac{1}{10 + v_t / w^2 + (t - t_1)_+ / 2}$$
+$$\mu \leftarrow \mu + r_t(3) \Sigma g_\mu, \qquad
+  \log \sigma \leftarrow \log \sigma + \tfrac12 r_t(\tfrac12) g_{\log \sigma}, \qquad
+  \frac{1}{r_t(w)} = \max\Big\{n_t(w), \min\big\{n_t(\tfrac w3), \frac{t_1}{8}\big\}\Big\} + \frac{(t - t_1)_+}{2},
+  \qquad n_t(w) = 10 + \frac{v_t}{w^2}$$
 
 and $L$ as $\log \sigma$. In these units the curvature of the ELBO at its maximum is about one, so that from round $t_1$
 on the steps average over all rounds since: of noise with standard deviation s in every round about
 $1.15 s / \sqrt{T - t_1}$ is left in the means after T of them, and no optimizer has much less. Adam's steps are as
-long as its step size says, however loud the noise. $v_t$ is the running mean of $g_\mu^\top \Sigma g_\mu / d$, the
-variance of the noise where there is much of it: until $t_1$ means wander by about ten posterior sds, which is as far as
-they may have to go, and scales by less than a factor of e. All other parameters move by Adam.
+long as its step size says, however loud the noise.
+
+Until $t_1$ parameters wander, and where they wander far they may not come back: data say nothing of a variance
+component that is nearly zero. $v_t$ is the variance of the noise, half the running mean square of the difference
+between $A^\top g_\mu$ and that of the round before. If the way left shrinks by a factor of e in $n_t(w)$ rounds, means
+wander by about w posterior sds, and logarithms of scales by w. A third of w they may wander anyway; more, up to w, only
+if otherwise $t_1$ were less than eight times as many rounds, too few to arrive. All other parameters move by Adam.
 """
 
 from typing import Any, NamedTuple
@@ -27,17 +32,20 @@ from ..objectives import Shared
 from .options import falling_to_zero
 
 CAUTION = 10.0  # one over the largest part of a Newton step
-FAR, NEAR = 10.0, 1.0  # posterior sds by which means may wander at first, and logarithms of scales
+MEANS, SCALES = 3.0, 0.5  # posterior sds by which means may wander at first, and logarithms of scales
+NEAR = 1 / 3  # part of it by which they may wander anyway
+ARRIVE = 8.0  # how often the way left has to shrink by a factor of e until t_1
 BEGIN = 0.4  # t_1, part of all rounds
 GAIN = 2.0  # of steps that average: enough where the curvature is a quarter of what the scales say
 MEMORY = 0.95  # of the running mean
 
 
 class NoisyState(NamedTuple):
-    """Rounds done, the running mean, and the state of Adam for all that is no location or scale."""
+    """Rounds done, the variance of the noise, the gradient of the last round in units of sds, and the state of Adam."""
 
     count: Int[Array, ""]
-    size: Float[Array, ""]
+    variance: Float[Array, ""]
+    before: Float[Array, "..."] | None
     others: optax.OptState
 
 
@@ -46,27 +54,35 @@ def under_noise(num_rounds: int) -> optax.GradientTransformation:
     adam = optax.adam(falling_to_zero(num_rounds))
 
     def init(params: Any) -> NoisyState:
-        return NoisyState(jnp.zeros((), jnp.int32), jnp.zeros(()), adam.init(params))
+        family = _gaussian(params)
+        before = None if family is None else _whitened(family, jnp.zeros_like(family.loc))
+        return NoisyState(jnp.zeros((), jnp.int32), jnp.zeros(()), before, adam.init(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NoisyState]:
         moved, others = adam.update(updates, state.others, params)
         family, uphill = _gaussian(params), _gaussian(jax.tree.map(jnp.negative, updates))
         if family is None or uphill is None:
-            return moved, NoisyState(state.count + 1, state.size, others)
-        direction, size = _natural(family, uphill.loc)
-        size = jnp.where(state.count == 0, size, MEMORY * state.size + (1 - MEMORY) * size).astype(state.size.dtype)
-        since = jnp.maximum(state.count - BEGIN * num_rounds, 0.0)
-        fast, slow = (
-            (1.0 / (CAUTION + size / reach**2 + since / GAIN)).astype(uphill.loc.dtype) for reach in (FAR, NEAR)
-        )
-        steps = {"loc": fast * direction, "log_scale": 0.5 * slow * uphill.log_scale}
+            return moved, NoisyState(state.count + 1, state.variance, None, others)
+        whitened = _whitened(family, uphill.loc)
+        memory = jnp.minimum(MEMORY, state.count / (state.count + 1))
+        change = 0.5 * jnp.sum((whitened - state.before) ** 2) / uphill.loc.size
+        variance = (memory * state.variance + (1 - memory) * change).astype(state.variance.dtype)
+        fast, slow = (_rate(variance, reach, state.count, num_rounds).astype(change.dtype) for reach in (MEANS, SCALES))
+        steps = {"loc": fast * _unwhitened(family, whitened), "log_scale": 0.5 * slow * uphill.log_scale}
         if isinstance(uphill, FullGaussian | BlockGaussian) and uphill.lower is not None:
             steps["lower"] = 0.5 * slow * uphill.lower
         for name, step in steps.items():
             moved = eqx.tree_at(lambda tree, name=name: getattr(_gaussian(tree), name), moved, step)
-        return moved, NoisyState(state.count + 1, size, others)
+        return moved, NoisyState(state.count + 1, variance, whitened, others)
 
     return optax.GradientTransformation(init, update)
+
+
+def _rate(variance, reach, count, num_rounds):
+    """$r_t(w)$."""
+    begin = BEGIN * num_rounds
+    least, enough = (CAUTION + variance / wander**2 for wander in (reach, NEAR * reach))
+    return 1.0 / (jnp.maximum(least, jnp.minimum(enough, begin / ARRIVE)) + jnp.maximum(count - begin, 0.0) / GAIN)
 
 
 def _gaussian(params):
@@ -75,13 +91,15 @@ def _gaussian(params):
     return found if isinstance(found, MeanFieldGaussian | FullGaussian | LowRankGaussian | BlockGaussian) else None
 
 
-def _natural(family, gradient):
-    """The covariance times a gradient, and the gradient's mean square in units of sds."""
+def _whitened(family, gradient):
+    r"""$A^\top g$."""
     if isinstance(family, BlockGaussian):
-        scaled = jnp.exp(family.log_scale) * gradient
-        return jnp.exp(family.log_scale) * scaled, jnp.mean(scaled**2)
-    nowhere = jnp.zeros(family.noise_size, gradient.dtype)
-    _, transposed = jax.vjp(family.sample, nowhere)
-    (scaled,) = transposed(gradient)
-    _, direction = jax.jvp(family.sample, (nowhere,), (scaled,))
-    return direction, jnp.sum(scaled**2) / gradient.shape[0]
+        return jnp.exp(family.log_scale) * gradient
+    return jax.vjp(family.sample, jnp.zeros(family.noise_size, gradient.dtype))[1](gradient)[0]
+
+
+def _unwhitened(family, whitened):
+    r"""$A$ times that."""
+    if isinstance(family, BlockGaussian):
+        return jnp.exp(family.log_scale) * whitened
+    return jax.jvp(family.sample, (jnp.zeros_like(whitened),), (whitened,))[1]

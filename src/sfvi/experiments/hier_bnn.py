@@ -58,6 +58,7 @@ class HierBnnExperiment:
         rounds: Of the methods with few rounds.
         many: SFVI, and fits of single silos and of all data.
         few: SFVI-Avg and Sites; FedAvg has their step size.
+        cold: SFVI-Avg with a power of the likelihood, to compare with a pFedBayes whose KL term weighs as little.
         p_fed_bayes: The `fair` one.
         fed_soul: The `fair` one.
     """
@@ -69,13 +70,21 @@ class HierBnnExperiment:
     rounds: int
     many: Many
     few: Few
+    cold: Few
     p_fed_bayes: FairPFedBayes
     fed_soul: FairFedSoul
 
     def __post_init__(self):
         check_seeds("hier_bnn", self.seeds)
+        if self.cold.power == 1:
+            raise OptionError("hier_bnn: cold has the power 1, which is few; give another.")
         if not self.splits or len({split.silos for split in self.splits}) < len(self.splits):
             raise OptionError("hier_bnn: give at least one split, each with another number of silos.")
+
+    @property
+    def cold_title(self) -> str:
+        """The model of the row with a power of the likelihood."""
+        return f"{POP}{self.cold.title}"
 
     def rivals(self, split: Split) -> dict[str, FedSoul | ReportedFedSoul | PFedBayes]:
         """Settings of the methods that we compare with."""
@@ -95,6 +104,10 @@ class HierBnnExperiment:
             found[title, "SFVI"] = partial(methods.federated, make, sfvi, steps)
             found[title, "SFVI-Avg"] = partial(methods.federated, make, average, rounds)
             found[title, "Sites"] = partial(methods.federated, make, sites, rounds)
+        colder = partial(fed_pop, power=self.cold.power)
+        found[self.cold_title, "SFVI-Avg"] = partial(
+            methods.federated, colder, self.cold.algorithm(SFVIAvg, split), rounds
+        )
         for inference, settings in self.rivals(split).items():
             if isinstance(settings, PFedBayes):
                 found["pFedBayes", inference] = partial(methods.personalized, settings)
@@ -113,6 +126,7 @@ class HierBnnExperiment:
         ours = {**many, "init scale": self.many.init_scale, **common}
         few = {"rounds": self.rounds, "step size": self.few.step_size, **common}
         averaged_sites = {**few, "init scale": self.few.init_scale, "refit": self.few.refit_steps}
+        cold = {"step size": self.cold.step_size, "init scale": self.cold.init_scale, "refit": self.cold.refit_steps}
         settings: dict[str, dict] = {
             "SFVI": ours,
             "each silo alone": ours,
@@ -120,6 +134,7 @@ class HierBnnExperiment:
             "SFVI-Avg": averaged_sites,
             "Sites": averaged_sites,
             "FedAvg": few,
+            self.cold_title: {**few, **cold, "power": self.cold.power},
         }
         found = []
         for seed in self.seeds:
@@ -128,7 +143,7 @@ class HierBnnExperiment:
                 for (model, inference), run in self.methods(split).items():
                     cell = name(f"J = {split.silos}", model, inference, f"seed {seed}")
                     known = {"dataset": self.dataset, "share": self.share, **split._asdict()}
-                    known |= settings.get(inference, {})
+                    known |= settings.get(model, settings.get(inference, {}))
                     if inference in self.rivals(split):
                         known |= dataclasses.asdict(self.rivals(split)[inference])
                     found.append(Cell(cell, known, partial(run, load, split, seed)))

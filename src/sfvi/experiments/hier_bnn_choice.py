@@ -44,7 +44,7 @@ class HierBnnChoiceExperiment:
         held_out: Share of every silo's training images to judge by.
         rounds: Of the methods with few rounds.
         many: Candidates for SFVI; those with equally many steps compete.
-        few: For SFVI-Avg.
+        few: For SFVI-Avg; those with the same power of the likelihood compete.
         p_fed_bayes: For pFedBayes, the `fair` one.
         fed_soul: For FedSOUL, the `fair` one.
     """
@@ -77,9 +77,10 @@ class HierBnnChoiceExperiment:
             words = f"step size {many.step_size:g}, start width {many.init_scale:g}"
             found.append(Candidate(f"SFVI, {many.steps:,} steps", words, run))
         for few in self.few:
-            run = partial(methods.federated, fed_pop, few.algorithm(SFVIAvg, split), self.rounds)
+            make = partial(fed_pop, power=few.power)
+            run = partial(methods.federated, make, few.algorithm(SFVIAvg, split), self.rounds)
             words = f"step size {few.step_size:g}, start width {few.init_scale:g}, refit {few.refit_steps}"
-            found.append(Candidate("SFVI-Avg", words, run))
+            found.append(Candidate(f"SFVI-Avg{few.title}", words, run))
         for bayes in self.p_fed_bayes:
             run = partial(methods.personalized, bayes.rival(self.rounds, split))
             found.append(Candidate("pFedBayes", f"step size {bayes.step_size:g}, zeta {bayes.zeta:g}", run))

@@ -40,17 +40,24 @@ class Few(NamedTuple):
         step_size: Of Adam in a silo.
         init_scale: How wide weights start.
         refit_steps: Of the silos after the last round.
+        power: Of the likelihood, see `zoo.fed_pop`.
     """
 
     step_size: float
     init_scale: float
     refit_steps: int
+    power: float = 1.0
 
     def algorithm(self, kind: type[SFVIAvg] | type[Sites], split: Split) -> SFVIAvg | Sites:
         """With these settings."""
         options: dict[str, Any] = {"num_local_steps": split.local_steps, "refit_steps": self.refit_steps}
         options |= {"optimizer": optax.adam(self.step_size), "init_scale": self.init_scale, **_mean_field()}
         return kind(**options)
+
+    @property
+    def title(self) -> str:
+        """What is done to the KL term, to be written behind a name."""
+        return "" if self.power == 1 else f", KL weight {1 / self.power:g}"
 
 
 class FairPFedBayes(NamedTuple):

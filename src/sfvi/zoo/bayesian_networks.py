@@ -35,6 +35,7 @@ def hierarchical_bnn(
     personal: Widths | Mapping[str, Widths] = (),
     scale: Literal["scalar", "elementwise"] = "scalar",
     batch_size: int | None = None,
+    power: float = 1.0,
 ) -> StructuredModel:
     r"""A first layer of each silo's own, around one that all share; what follows it is personal.
 
@@ -50,9 +51,12 @@ def hierarchical_bnn(
         personal: Widths of further hidden layers, which are personal. By silo name if silos have different networks.
         scale: Whether $\sigma$ is one number or one for each weight.
         batch_size: Rows of a silo in one step; None for all.
+        power: Of the likelihood. Above 1 every row counts that often, as if the KL term of the ELBO had the weight
+            1 / power: a "cold" posterior (Wenzel et al. 2020), which is none, but less cautious.
     """
     if scale not in ("scalar", "elementwise"):
         raise OptionError(f"hierarchical_bnn: scale is {scale!r}; choose 'scalar' or 'elementwise'.")
+    _check_power("hierarchical_bnn", power)
     shape = (num_features, width)
 
     def population():
@@ -67,7 +71,7 @@ def hierarchical_bnn(
             layers = [mu + sigma * numpyro.sample("epsilon", _normal(shape))]
             for number, sizes in enumerate(pairwise([width, *hidden, num_classes]), start=2):
                 layers.append(numpyro.sample(f"W{number}", _normal(sizes)))
-            classify(layers, data, batch_size)
+            classify(layers, data, batch_size, power)
 
         return silo
 
@@ -82,6 +86,7 @@ def fed_pop(
     num_classes: int = 10,
     hidden: Widths = (64,),
     batch_size: int | None = None,
+    power: float = 1.0,
 ) -> StructuredModel:
     r"""FedPop (Kotelevskii et al. 2022) with a posterior for all of it: shared layers, and a personal head.
 
@@ -95,7 +100,10 @@ def fed_pop(
         num_classes: Number of classes.
         hidden: Widths of the hidden layers, all of them shared.
         batch_size: Rows of a silo in one step; None for all.
+        power: Of the likelihood. Above 1 every row counts that often, as if the KL term of the ELBO had the weight
+            1 / power: a "cold" posterior (Wenzel et al. 2020), which is none, but less cautious.
     """
+    _check_power("fed_pop", power)
     head = (hidden[-1], num_classes)
 
     def population():
@@ -108,12 +116,12 @@ def fed_pop(
     def silo(globals_, data):
         layers, mu, sigma = globals_
         own = numpyro.sample("head", dist.Normal(mu, sigma).to_event(2))
-        classify([*layers, own], data, batch_size)
+        classify([*layers, own], data, batch_size, power)
 
     return StructuredModel(population, silo)
 
 
-def classify(layers: Sequence[Any], data: Any, batch_size: int | None) -> None:
+def classify(layers: Sequence[Any], data: Any, batch_size: int | None, power: float = 1.0) -> None:
     """Observe classes through a network with ReLU between its layers; the site `probabilities` is what it predicts."""
     num_rows = data["x"].shape[0]
     drawn = num_rows if batch_size is None else min(batch_size, num_rows)
@@ -124,8 +132,14 @@ def classify(layers: Sequence[Any], data: Any, batch_size: int | None) -> None:
             values = jax.nn.relu(values @ layer)
         logits = values @ layers[-1]
         numpyro.deterministic("probabilities", jax.nn.softmax(logits))
-        numpyro.sample("y", dist.CategoricalLogits(logits), obs=y)
+        with numpyro.handlers.scale(scale=power):
+            numpyro.sample("y", dist.CategoricalLogits(logits), obs=y)
 
 
 def _normal(shape):
     return dist.Normal(0.0, 1.0).expand(shape).to_event(len(shape))
+
+
+def _check_power(model, power):
+    if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < float("inf"):
+        raise OptionError(f"{model}: power is {power!r}; give a positive number, 1 for the posterior.")
