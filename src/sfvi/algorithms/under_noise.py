@@ -45,7 +45,7 @@ class NoisyState(NamedTuple):
 
     count: Int[Array, ""]
     variance: Float[Array, ""]
-    before: Float[Array, "..."] | None
+    before: Float[Array, "..."]
     others: optax.OptState
 
 
@@ -55,14 +55,14 @@ def under_noise(num_rounds: int) -> optax.GradientTransformation:
 
     def init(params: Any) -> NoisyState:
         family = _gaussian(params)
-        before = None if family is None else _whitened(family, jnp.zeros_like(family.loc))
+        before = jnp.zeros(()) if family is None else _whitened(family, jnp.zeros_like(family.loc))
         return NoisyState(jnp.zeros((), jnp.int32), jnp.zeros(()), before, adam.init(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NoisyState]:
         moved, others = adam.update(updates, state.others, params)
         family, uphill = _gaussian(params), _gaussian(jax.tree.map(jnp.negative, updates))
         if family is None or uphill is None:
-            return moved, NoisyState(state.count + 1, state.variance, None, others)
+            return moved, NoisyState(state.count + 1, state.variance, state.before, others)
         whitened = _whitened(family, uphill.loc)
         memory = jnp.minimum(MEMORY, state.count / (state.count + 1))
         change = 0.5 * jnp.sum((whitened - state.before) ** 2) / uphill.loc.size
