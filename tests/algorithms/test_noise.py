@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 from jax.extend.random import threefry_2x32
 
-from sfvi.algorithms.noise import _encrypt, global_noise, local_noise
+from sfvi.algorithms.noise import MANY, _encrypt, global_noise, local_noise
 
 from ..helpers import gamma_data, gamma_model
 
@@ -72,3 +72,17 @@ def test_generator_is_jaxs_own():
     key = jax.random.key_data(jax.random.key(12345))
     ours = jnp.concatenate(_encrypt((key[0], key[1]), words[:7], words[7:]))
     np.testing.assert_array_equal(ours, threefry_2x32(key, words))
+
+
+def test_noise_of_silos_side_by_side_is_made_once():
+    """In one branch for all, which the compiler cannot look into; with the digits of each by itself."""
+    keys = jax.random.split(jax.random.key(3), 4)
+
+    def noise(key):
+        return global_noise(key, 2, MANY, jnp.float64)
+
+    together = jax.vmap(jax.vmap(noise))
+    found = together(keys.reshape(2, 2)).reshape(4, 2, MANY)
+    np.testing.assert_array_equal(found, jnp.stack([noise(key) for key in keys]))
+    made = [step for step in jax.make_jaxpr(together)(keys.reshape(2, 2)).eqns if step.outvars[0].aval.size == 8 * MANY]
+    assert made[0].primitive.name == "cond"

@@ -29,7 +29,7 @@ def global_noise(key: Key, num_samples: int, size: int, dtype) -> Float[Array, "
         counter = jnp.arange(num_samples * size, dtype=jnp.uint32)
         return _normal(*_encrypt((left, right), jnp.zeros_like(counter), counter), dtype).reshape(num_samples, size)
 
-    return _materialized((left | np.uint32(1)) > 0, draw, left) if num_samples * size >= MANY else draw()
+    return _materialized(draw, left) if num_samples * size >= MANY else draw()
 
 
 def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indices, num_samples: int, dtype) -> Local:
@@ -66,7 +66,7 @@ def local_noise(key: Key, round: Int[Array, ""], data: SiloData, indices: Indice
             units[plate] = draw(part, drawn, group.block)
         return Local(own, units)
 
-    return _materialized(round >= 0, draw_all, round)
+    return _materialized(draw_all, round)
 
 
 def matched(noise: Float[Array, "samples size"]) -> Float[Array, "samples size"]:
@@ -96,8 +96,8 @@ def matched_local(noise: Local, of_globals: Float[Array, "samples size"]) -> Loc
     return jax.tree.map(match, noise)
 
 
-def _materialized(true, make, any_number):
-    """Keep the noise in memory; `true` always holds, which the compiler does not know.
+def _materialized(make, any_number):
+    """Keep the noise in memory: made in a branch that is always taken, which the compiler does not know.
 
     Otherwise XLA's CPU compiler computes `erf_inv` again in every fusion that uses the noise, about twenty times a
     round; it cannot look into a branch, and optimization barriers are gone before it fuses. The other branch must use a
@@ -105,10 +105,22 @@ def _materialized(true, make, any_number):
     """
     shapes = jax.eval_shape(make)
     return jax.lax.cond(
-        true,
+        _is_a_number(any_number),
         make,
         lambda: jax.tree.map(lambda leaf: jnp.full(leaf.shape, any_number.astype(leaf.dtype)), shapes),
     )
+
+
+@jax.custom_batching.custom_vmap
+def _is_a_number(value):
+    """True. Of silos side by side one answer for all: by answers of their own both branches would be computed."""
+    return (value.astype(jnp.uint32) | np.uint32(1)) > 0
+
+
+@_is_a_number.def_vmap
+def _are_numbers(size, batched, values):
+    del size, batched
+    return _is_a_number(jnp.max(values)), False
 
 
 def _encrypt(key: tuple[KeyWords, KeyWords], left: Words, right: Words) -> tuple[Words, Words]:

@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from ..algorithms import SFVI, UnitPrivacy
+from ..algorithms.under_noise import MEANS, SCALES
 from ..data import heart_disease, six_cities
 from ..errors import OptionError
 from ..fitting import fit
@@ -63,6 +64,7 @@ class PrivacyExperiment:
     def cells(self) -> list[Cell]:
         """Seed by seed; without noise first."""
         common = {"rounds": self.rounds, "delta": self.delta, "drawn": self.drawn, "clip": self.clip}
+        common["wander"] = [MEANS, SCALES]
         data = [*map(children, self.children), *([HEART] if self.heart else [])]
         return [
             Cell(name(what, level(epsilon), f"seed {seed}"), common, partial(self.run, what, epsilon, seed))
