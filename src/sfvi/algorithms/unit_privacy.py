@@ -21,19 +21,18 @@ import jax.numpy as jnp
 
 from .. import _optim
 from .._types import Key, Scalar
-from ..families import StructuredLocal
+from ..families import Local, StructuredLocal
 from ..model import SiloData
 from ..model.apart import Apart
 from ..objectives import Shared
 from . import local_params
-from .elbo import Elbo
+from .elbo import Draw, Elbo
 from .grid import Whole
 from .measure import Measure
 from .options import AbstractVariationalOptions
 from .privacy import UnitPrivacy, noisy, secret_key, summand
 
-AT_ONCE = 64  # units whose gradients in what is shared are in memory together
-OWN_AT_ONCE = 256  # and in their own parameters
+AT_ONCE = 64  # units whose gradients are computed together
 
 
 class Summed(NamedTuple):
@@ -77,7 +76,7 @@ def step(
     of_units, of_sum = jax.random.split(secret_key(key, broadcast.round, data))
     present = _drawn(of_units, privacy, data)
     assert data.apart is not None
-    at = _At(elbo, key, family, broadcast, noise, data, data.apart)
+    at = _At(elbo, family, broadcast, elbo.draw(key, broadcast.round, data, noise), data, data.apart)
     nothing = at.nothing()
     units = Measure(broadcast.shared, family.silo)
     total = _sum(at, privacy, nothing, present, units)
@@ -91,36 +90,34 @@ class _At(NamedTuple):
     """Where terms are evaluated."""
 
     elbo: Elbo
-    key: Key
     family: StructuredLocal
     broadcast: Any
-    noise: Any
+    draw: Draw
     data: SiloData
     apart: Apart
 
     def unit(self, number):
         """A unit's term, and its gradients in what is shared and in the parameters of the silo's own latents."""
-        return self._term(self._rows(number), self.apart.take(self.data, number))
+        return self._term(self._rows(number), self._noise(number), self.apart.take(self.data, number))
 
     def nothing(self):
         """The same of a silo without units: of its own latents only."""
         if self.data.program.layout.own.size:
-            units = jax.tree.map(lambda leaf: leaf[..., :1], self.family.units)
-            return self._term(units, self.apart.nobody(self.data))
+            first = jnp.zeros((), jnp.int32)
+            return self._term(self._rows(first), self._noise(first), self.apart.nobody(self.data))
         zeros = jax.tree.map(jnp.zeros_like, (self.broadcast.shared, self.family.silo))
-        return Summed(zeros, jnp.zeros((), self.noise.dtype))
+        return Summed(zeros, jnp.zeros((), self.draw.noise.dtype))
 
     def own(self):
         """The gradients of all units' terms in their own parameters, which stay.
 
-        `OWN_AT_ONCE` are computed together, however many there are: no digit of one depends on who else is there.
+        `AT_ONCE` are computed together, however many there are: no digit of one depends on who else is there.
         """
         size = self.apart.num_units(self.data)
-        blocks = jnp.minimum(jnp.arange(-(-size // OWN_AT_ONCE) * OWN_AT_ONCE), size - 1).reshape(-1, OWN_AT_ONCE)
+        blocks = jnp.minimum(jnp.arange(-(-size // AT_ONCE) * AT_ONCE), size - 1).reshape(-1, AT_ONCE)
 
         def one(number):
-            silo = self.apart.take(self.data, number)
-            draw = self.elbo.draw(self.key, self.broadcast.round, silo, self.noise)
+            silo, draw = self.apart.take(self.data, number), self._noise(number)
 
             def term(units):
                 return self.elbo.silo(self.broadcast.shared, StructuredLocal(self.family.silo, units), draw, silo)
@@ -133,9 +130,12 @@ class _At(NamedTuple):
     def _rows(self, number):
         return jax.tree.map(lambda leaf: jnp.take(leaf, number[None], axis=-1), self.family.units)
 
-    def _term(self, units, silo):
-        draw = self.elbo.draw(self.key, self.broadcast.round, silo, self.noise)
+    def _noise(self, number):
+        """A unit's part of what was drawn for all, which depends on nothing but its id."""
+        own = self.draw.local_noise
+        return self.draw._replace(local_noise=Local(own.silo, jax.tree.map(lambda x: x[..., number[None]], own.units)))
 
+    def _term(self, units, draw, silo):
         def term(shared, own):
             return self.elbo.silo(shared, StructuredLocal(own, units), draw, silo)
 
