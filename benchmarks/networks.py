@@ -124,7 +124,17 @@ def document(effort: Effort) -> str:
         f"pooled data, same objective and estimator. They take turns, {effort.repetitions} repetitions of "
         f"{effort.steps} steps after one that compiles.",
     ]
-    header = ["silos", "batch", "", "ms a step, min", "median", "SFVI / hand-written, min", "median", "peak, GB"]
+    header = [
+        "silos",
+        "batch",
+        "",
+        "ms a step, min",
+        "median",
+        "steps/s",
+        "SFVI / hand-written, min",
+        "median",
+        "peak, GB",
+    ]
     rows = []
     for num_silos in CASES:
         found = compare(num_silos, effort)
@@ -137,6 +147,7 @@ def document(effort: Effort) -> str:
                 name,
                 f"{seconds.min():.1f}",
                 f"{np.median(seconds):.1f}",
+                f"{1000 / np.median(seconds):.0f}",
             ]
             rows.append([*cells, *ratios, f"{contest.memory(MODULE, num_silos, name) / 1e9:.2f}"])
     parts.append(report.table(header, rows))

@@ -120,7 +120,7 @@ def test_what_they_send_is_what_they_share():
 
 
 RIVALS = {
-    "FedSOUL": (fed_soul, FedSoul(gamma=3e-4, num_rounds=30, num_local_steps=40)),
+    "FedSOUL": (fed_soul, FedSoul(gamma=3e-4, step_size=0.02, num_rounds=30, num_local_steps=40)),
     "FedSOUL, reported": (fed_soul, dataclasses.replace(REPORTED, num_rounds=30)),
     "pFedBayes": (p_fed_bayes, PFedBayes.fair(num_rounds=10, num_local_updates=60)),
     "pFedBayes, reported": (p_fed_bayes, dataclasses.replace(PFedBayes.reported(), shift=0.0, spread=1.0)),

@@ -48,7 +48,7 @@ def test_some_methods_in_miniature(folder, float32):
 
 def test_all_methods_in_miniature(folder, float32):
     rows = rows_of(folder)
-    assert len(rows) == 15
+    assert len(rows) == 16
     assert sum("| SFVI |" in row for row in rows) == 2
 
 

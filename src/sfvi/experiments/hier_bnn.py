@@ -13,10 +13,11 @@ from ..baselines import FedSoul, PFedBayes, ReportedFedSoul
 from ..baselines.networks import num_weights
 from ..errors import OptionError
 from ..zoo import fed_pop, hierarchical_bnn
+from ..zoo.bayesian_networks import RADIUS
 from . import hier_bnn_methods as methods
 from .base import Cell, Result, Results, markdown, name
 from .hier_bnn_methods import NUM_DRAWS, WIDTH, Split
-from .hier_bnn_settings import RADIUS, FairFedSoul, FairPFedBayes, Few, Many
+from .hier_bnn_settings import FairFedSoul, FairPFedBayes, Few, Many
 from .spec import check_seeds
 
 LOWEST = 86  # per cent, in the picture
@@ -42,6 +43,7 @@ COLUMNS = (  # of the table: scores, what they are multiplied with, digits
     ("off-majority", 100, 1),
     ("off-majority, even", 100, 1),
 )
+INFORMED = "FedAvg, silo's frequencies"
 FOR_ALL = ("FedAvg", "pooled", "majority")  # have no network of a silo's own
 Method = tuple[str, str]  # model and inference
 
@@ -114,6 +116,7 @@ class HierBnnExperiment:
             else:
                 found["FedPop", inference] = partial(methods.langevin, settings)
         found["network", "FedAvg"] = partial(methods.averaged, self.few.step_size, rounds)
+        found["network", INFORMED] = partial(methods.averaged, self.few.step_size, rounds, informed=True)
         found[BNN, "each silo alone"] = partial(methods.alone, sfvi, steps)
         found[BNN, "pooled"] = partial(methods.pooled, sfvi, steps)
         found["", "majority"] = methods.majority
@@ -134,6 +137,7 @@ class HierBnnExperiment:
             "SFVI-Avg": averaged_sites,
             "Sites": averaged_sites,
             "FedAvg": few,
+            INFORMED: few,
             self.cold_title: {**few, **cold, "power": self.cold.power},
         }
         found = []
@@ -153,6 +157,7 @@ class HierBnnExperiment:
         """The paper's table with its own figures beside."""
         columns = ["silos", "model", "inference", "accuracy, % (sd)", "paper", "log score", "ECE, %", "confidence, %"]
         columns += ["off-majority, %", "even, %", "rounds", "MB a silo"]
+        beside = PAPER if self.dataset == "mnist" else {}
         rows = []
         for split in self.splits:
             for model, inference in self.methods(split):
@@ -160,7 +165,7 @@ class HierBnnExperiment:
                 if not runs:
                     continue
                 each = 100 * np.concatenate([run["accuracies"] for run in runs])
-                shown = [f"{each.mean():.2f} ({each.std():.2f})", PAPER.get((split.silos, model, inference), "")]
+                shown = [f"{each.mean():.2f} ({each.std():.2f})", beside.get((split.silos, model, inference), "")]
                 shown += [_shown(runs, *column) for column in COLUMNS[:-1]]
                 shown += [_shown(runs, *COLUMNS[-1]) if inference not in FOR_ALL else ""]
                 sent = np.mean([run.get("bytes", self._sent(split, inference)) for run in runs]) / 1e6
@@ -168,12 +173,12 @@ class HierBnnExperiment:
                 done = f"{broke} of {len(runs)} diverged" if broke else f"{runs[0]['rounds']:,}"
                 rows.append([str(split.silos), model, inference, *shown, done, f"{sent:,.1f}" if sent else ""])
         counts = {len(self._runs(results, split, *method)) for split in self.splits for method in self.methods(split)}
-        note = "Not finished: " if len(counts) > 1 else ""
-        note += f"each row is over {' to '.join(map(str, sorted({min(counts), max(counts)})))} partitions"
-        table = f"{note[0].upper()}{note[1:]}. The sd is over silos and partitions.\n\n"
+        note = "Not finished. " if len(counts) > 1 else ""
+        note += f"Partitions: {' to '.join(map(str, sorted({min(counts), max(counts)})))}"
+        table = f"{note}. The sd is over silos and partitions.\n\n"
         table += markdown(columns, rows, names=3)
-        spreads = "".join(self._spread(results, split) for split in self.splits)
-        return table + (f"\n{spreads}" if spreads else "")
+        notes = "".join(self._pairs(results, split) + self._spread(results, split) for split in self.splits)
+        return table + (f"\n{notes}" if notes else "")
 
     def draw(self, results: Results, path: Path) -> None:
         """Accuracy in every silo, by method."""
@@ -201,6 +206,24 @@ class HierBnnExperiment:
         figure.savefig(path, dpi=110)
         plt.close(figure)
 
+    def _pairs(self, results, split):
+        """How SFVI-Avg differs from the strongest rival, partition by partition."""
+        lines = ""
+        rivals = self._runs(results, split, "pFedBayes", "fair")
+        for model in (POP, self.cold_title):
+            ours = self._runs(results, split, model, "SFVI-Avg")
+            if not len(ours) == len(rivals) > 1:
+                continue
+            shown = []
+            for score, factor, digits in (("accuracy", 100, 2), ("log score", 1, 4), ("off-majority", 100, 1)):
+                differences = factor * np.array(
+                    [one[score] - other[score] for one, other in zip(ours, rivals, strict=True)]
+                )
+                error = differences.std(ddof=1) / np.sqrt(len(differences))
+                shown.append(f"{score} {differences.mean():+.{digits}f} ± {error:.{digits}f}")
+            lines += f"- {split.silos} silos, SFVI-Avg on {model} less pFedBayes, fair: {', '.join(shown)}.\n"
+        return lines
+
     def _spread(self, results, split):
         """Where the spread of FedSOUL comes from: silos that were never drawn, whose heads were never trained."""
         inference = "FedSOUL, reported"
@@ -223,7 +246,7 @@ class HierBnnExperiment:
         inputs, classes, settings = methods.NUM_PIXELS, methods.NUM_CLASSES, self.rivals(split).get(inference)
         if settings is None:
             weights = num_weights([inputs, WIDTH, classes], biases=False)
-            return 8 * weights * self.rounds if inference == "FedAvg" else 0
+            return 8 * weights * self.rounds if inference in ("FedAvg", INFORMED) else 0
         visits = settings.num_rounds
         if isinstance(settings, ReportedFedSoul):
             visits *= min(1, settings.num_visited / split.silos)

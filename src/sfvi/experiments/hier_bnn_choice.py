@@ -11,10 +11,11 @@ import numpy as np
 from ..algorithms import SFVIAvg
 from ..errors import OptionError
 from ..zoo import fed_pop
+from ..zoo.bayesian_networks import RADIUS
 from . import hier_bnn_methods as methods
 from .base import Cell, Result, Results, markdown, name
 from .hier_bnn_methods import NUM_DRAWS, WIDTH, Silos, Split
-from .hier_bnn_settings import RADIUS, FairFedSoul, FairPFedBayes, Few, Many
+from .hier_bnn_settings import FairFedSoul, FairPFedBayes, Few, Many
 from .spec import check_seeds
 
 
@@ -104,15 +105,15 @@ class HierBnnChoiceExperiment:
 
     def report(self, results: Results) -> str:
         """Scores on held-out images, and for each method the candidate with the best log score over all splits."""
-        columns = ["method", "settings"]
-        columns += [f"{score}, J = {split.silos}" for split in self.splits for score in ("accuracy, %", "log score")]
+        columns, scores = ["method", "settings"], ("accuracy, %", "confidence, %", "log score")
+        columns += [f"{score}, J = {split.silos}" for split in self.splits for score in scores]
         rows, totals = [], {}
         for each in self.candidates(self.splits[0]):
             found = [self._runs(results, split, each) for split in self.splits]
             row = [each.method, each.words]
             for runs in found:
-                row += [f"{100 * np.mean([run['accuracy'] for run in runs]):.2f}"] if runs else [""]
-                row += [f"{np.mean([run['log score'] for run in runs]):.4f}"] if runs else [""]
+                for score, factor, digits in (("accuracy", 100, 2), ("confidence", 100, 2), ("log score", 1, 4)):
+                    row += [f"{factor * np.mean([run[score] for run in runs]):.{digits}f}"] if runs else [""]
             rows.append(row)
             complete = all(len(runs) == len(self.seeds) for runs in found)
             mean = np.mean([run["log score"] for runs in found for run in runs]) if complete else np.nan

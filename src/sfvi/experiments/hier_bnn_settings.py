@@ -1,17 +1,13 @@
 """Settings of the methods of Table 1 that have to be chosen, and the methods with them."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import optax
-from numpyro.infer import init_to_uniform
 
-from .. import families
 from ..algorithms import SFVI, SFVIAvg, Sites
 from ..baselines import FedSoul, PFedBayes
+from ..zoo import families_for_networks
 from .hier_bnn_methods import Split
-
-RADIUS = 0.1  # where weights start
 
 
 class Many(NamedTuple):
@@ -30,7 +26,7 @@ class Many(NamedTuple):
     def algorithm(self) -> SFVI:
         """With these settings."""
         decay = optax.cosine_decay_schedule(self.step_size, self.steps)
-        return SFVI(optimizer=optax.adam(decay), init_scale=self.init_scale, **_mean_field())
+        return SFVI(optimizer=optax.adam(decay), **families_for_networks(init_scale=self.init_scale))
 
 
 class Few(NamedTuple):
@@ -51,7 +47,7 @@ class Few(NamedTuple):
     def algorithm(self, kind: type[SFVIAvg] | type[Sites], split: Split) -> SFVIAvg | Sites:
         """With these settings."""
         options: dict[str, Any] = {"num_local_steps": split.local_steps, "refit_steps": self.refit_steps}
-        options |= {"optimizer": optax.adam(self.step_size), "init_scale": self.init_scale, **_mean_field()}
+        options |= {"optimizer": optax.adam(self.step_size), **families_for_networks(init_scale=self.init_scale)}
         return kind(**options)
 
     @property
@@ -96,12 +92,3 @@ class FairFedSoul(NamedTuple):
         """With these settings."""
         common: dict[str, Any] = {"num_rounds": rounds, "num_local_steps": split.local_steps, "batch_size": split.batch}
         return FedSoul(step_size=self.step_size, gamma=self.gamma, **common)
-
-
-def _mean_field() -> dict[str, Any]:
-    random: Any = init_to_uniform
-    return {
-        "global_family": families.mean_field(),
-        "local_family": families.block(coupling="none"),
-        "init_loc_fn": partial(random, radius=RADIUS),
-    }

@@ -19,7 +19,7 @@ from numpyro.handlers import seed, substitute, trace
 
 from .. import _jaxpr
 from .._types import Indices, Key, Theta
-from ..errors import ModelError, first_line
+from ..errors import DataError, ModelError, first_line
 from .centring import why_fixed
 from .layout import Frame, Plate, Site
 
@@ -172,6 +172,8 @@ def inspect(program: Callable, args: tuple, *, what: str) -> Structure:
         jax.eval_shape(run, jax.random.key(0), args)
     except ModelError:
         raise
+    except DataError as error:  # of a program that looks at its data
+        raise DataError(f"{what}: {error}") from error
     except Exception as error:
         twice = re.search(r"`(.*)` duplicated", str(error))
         if twice:

@@ -1,6 +1,6 @@
 """Models of the paper and other common ones, one file each."""
 
-from .bayesian_networks import fed_pop, hierarchical_bnn
+from .bayesian_networks import families_for_networks, fed_pop, hierarchical_bnn
 from .deep_latent_gaussian import deep_latent_gaussian, image_encoder
 from .linear_mixed import linear_mixed_model, simulate_linear_mixed
 from .logistic_mixed import logistic_mixed_model
@@ -11,6 +11,7 @@ from .prod_lda import document_encoder, prod_lda
 __all__ = [
     "deep_latent_gaussian",
     "document_encoder",
+    "families_for_networks",
     "fed_pop",
     "hierarchical_bnn",
     "image_encoder",

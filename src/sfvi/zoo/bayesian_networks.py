@@ -2,29 +2,46 @@ r"""Bayesian neural networks for silos that differ: the paper's hierarchical net
 
 Both classify $x$ by $\mathrm{softmax}(f_j(x))$ with $f_j(x) = h W^{(2,j)}$, $h = \mathrm{ReLU}(x W^{(1,j)})$ and no
 biases; they differ in what silos share. Networks have many latents, and all units of a layer are alike where all
-weights are zero, so fit them with mean-field families from a random start:
-
-    SFVI(
-        global_family=families.mean_field(),
-        local_family=families.block(coupling="none"),
-        init_loc_fn=init_to_uniform(radius=0.1),
-        init_scale=0.05,
-    )
+weights are zero, so fit them with mean-field families from a random start: `families_for_networks`.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from numbers import Real
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import init_to_uniform
 
+from .. import families
 from ..errors import OptionError
 from ..model import StructuredModel
+from .labelled import check_sizes, rows_of
 
 Widths = Sequence[int]
+RADIUS = 0.1  # where weights start
+
+
+def families_for_networks(*, init_scale: float = 0.05) -> dict[str, Any]:
+    """Options of SFVI, SFVI-Avg and Sites to fit networks with: `SFVI(**families_for_networks())`.
+
+    Mean field, since with the default a silo's weights would follow all global ones, with a number for each pair; and
+    a random start, since all units of a layer are alike where all weights are zero.
+
+    Args:
+        init_scale: Standard deviation of all weights at the start.
+    """
+    random: Any = init_to_uniform
+    return {
+        "global_family": families.mean_field(),
+        "local_family": families.block(coupling="none"),
+        "init_loc_fn": partial(random, radius=RADIUS),
+        "init_scale": init_scale,
+    }
 
 
 def hierarchical_bnn(
@@ -42,7 +59,8 @@ def hierarchical_bnn(
     $$\mu_{ik} \sim \mathcal{N}(0, 1), \quad \sigma \sim \mathcal{N}_+(0, 1), \quad
       \epsilon^{(j)}_{ik}, W^{(2,j)}_{kc} \sim \mathcal{N}(0, 1), \quad W^{(1,j)} = \mu + \sigma \epsilon^{(j)}$$
 
-    Silos hold `{"x": features, one row each, "y": classes}`; the site `probabilities` is what they predict.
+    Silos hold `{"x": features, one row each, "y": classes}`; the site `probabilities` is what they predict. Fit it
+    with `families_for_networks`.
 
     Args:
         num_features: Length of $x$.
@@ -57,6 +75,12 @@ def hierarchical_bnn(
     if scale not in ("scalar", "elementwise"):
         raise OptionError(f"hierarchical_bnn: scale is {scale!r}; choose 'scalar' or 'elementwise'.")
     _check_power("hierarchical_bnn", power)
+    sizes = {"num_features": num_features, "num_classes": num_classes, "width": width, "batch_size": batch_size}
+    check_sizes("hierarchical_bnn", **sizes)
+    for name, hidden in personal.items() if isinstance(personal, Mapping) else [("", personal)]:
+        _check_widths("hierarchical_bnn", f"personal[{name!r}]" if name else "personal", hidden, at_least=0)
+    if isinstance(personal, Mapping) and not personal:
+        raise OptionError("hierarchical_bnn: personal names no silo; give the widths of each, or of all.")
     shape = (num_features, width)
 
     def population():
@@ -71,7 +95,7 @@ def hierarchical_bnn(
             layers = [mu + sigma * numpyro.sample("epsilon", _normal(shape))]
             for number, sizes in enumerate(pairwise([width, *hidden, num_classes]), start=2):
                 layers.append(numpyro.sample(f"W{number}", _normal(sizes)))
-            classify(layers, data, batch_size, power)
+            classify(layers, data, num_features, batch_size, power)
 
         return silo
 
@@ -93,7 +117,8 @@ def fed_pop(
     $$W^{(1)}_{ik} \sim \mathcal{N}(0, 1), \quad \mu_{kc} \sim \mathcal{N}(0, 1), \quad
       \sigma_{kc} \sim \mathcal{N}_+(0, 1), \quad W^{(2,j)}_{kc} \sim \mathcal{N}(\mu_{kc}, \sigma_{kc}^2)$$
 
-    Silos hold `{"x": features, one row each, "y": classes}`; the site `probabilities` is what they predict.
+    Silos hold `{"x": features, one row each, "y": classes}`; the site `probabilities` is what they predict. Fit it
+    with `families_for_networks`.
 
     Args:
         num_features: Length of $x$.
@@ -104,6 +129,8 @@ def fed_pop(
             1 / power: a "cold" posterior (Wenzel et al. 2020), which is none, but less cautious.
     """
     _check_power("fed_pop", power)
+    check_sizes("fed_pop", num_features=num_features, num_classes=num_classes, batch_size=batch_size)
+    _check_widths("fed_pop", "hidden", hidden, at_least=1)
     head = (hidden[-1], num_classes)
 
     def population():
@@ -116,17 +143,14 @@ def fed_pop(
     def silo(globals_, data):
         layers, mu, sigma = globals_
         own = numpyro.sample("head", dist.Normal(mu, sigma).to_event(2))
-        classify([*layers, own], data, batch_size, power)
+        classify([*layers, own], data, num_features, batch_size, power)
 
     return StructuredModel(population, silo)
 
 
-def classify(layers: Sequence[Any], data: Any, batch_size: int | None, power: float = 1.0) -> None:
+def classify(layers: Sequence[Any], data: Any, num_features: int, batch_size: int | None, power: float) -> None:
     """Observe classes through a network with ReLU between its layers; the site `probabilities` is what it predicts."""
-    num_rows = data["x"].shape[0]
-    drawn = num_rows if batch_size is None else min(batch_size, num_rows)
-    with numpyro.plate("rows", num_rows, subsample_size=drawn) as rows:
-        x, y = (data["x"], data["y"]) if drawn == num_rows else (data["x"][rows], data["y"][rows])
+    with rows_of(data, num_features, batch_size) as (x, y):
         values = jnp.asarray(x, layers[0].dtype)
         for layer in layers[:-1]:
             values = jax.nn.relu(values @ layer)
@@ -141,5 +165,12 @@ def _normal(shape):
 
 
 def _check_power(model, power):
-    if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < float("inf"):
+    if isinstance(power, bool) or not isinstance(power, Real) or not 0 < float(power) < float("inf"):
         raise OptionError(f"{model}: power is {power!r}; give a positive number, 1 for the posterior.")
+
+
+def _check_widths(model, option, widths, *, at_least):
+    if isinstance(widths, str) or not isinstance(widths, Sequence) or len(widths) < at_least:
+        what = "a sequence of widths" + (f", at least {at_least}" if at_least else "")
+        raise OptionError(f"{model}: {option} is {widths!r}; give {what}, like (64,).")
+    check_sizes(model, **{f"{option}[{position}]": width for position, width in enumerate(widths)})

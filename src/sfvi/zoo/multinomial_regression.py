@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from ..model import StructuredModel
+from .labelled import check_sizes, rows_of
 
 
 def multinomial_regression(
@@ -31,6 +32,8 @@ def multinomial_regression(
         scales: $(\sigma_W, \sigma_b)$, or where they start if they are learned.
         learn_scales: Whether they are parameters $\theta$, `sigma_W` and `sigma_b`.
     """
+    sizes = {"num_features": num_features, "num_classes": num_classes, "batch_size": batch_size}
+    check_sizes("multinomial_regression", **sizes)
 
     def scale(name, value):
         return numpyro.param(name, value, constraint=constraints.positive) if learn_scales else value
@@ -43,10 +46,7 @@ def multinomial_regression(
 
     def silo(globals_, data):
         weights, bias = globals_
-        num_rows = data["x"].shape[0]
-        drawn = num_rows if batch_size is None else min(batch_size, num_rows)
-        with numpyro.plate("rows", num_rows, subsample_size=drawn) as rows:
-            x, y = (data["x"], data["y"]) if drawn == num_rows else (data["x"][rows], data["y"][rows])
+        with rows_of(data, num_features, batch_size) as (x, y):
             logits = jnp.asarray(x, weights.dtype) @ weights.T + bias
             numpyro.sample("y", dist.CategoricalLogits(logits), obs=y)
 
