@@ -10,12 +10,11 @@ import jax
 import numpy as np
 import optax
 
+from .. import baselines, scores
 from .. import data as datasets
-from .. import scores
 from ..algorithms import AlgorithmOptions
 from ..baselines import FedSoul, PFedBayes, ReportedFedSoul, fed_avg, fed_soul, p_fed_bayes
 from ..baselines.networks import init_layers, log_likelihood, logits
-from ..model import StructuredModel
 from ..zoo import hierarchical_bnn
 from .base import Result, attempt
 
@@ -117,14 +116,7 @@ def federated(make: Callable, algorithm: AlgorithmOptions, rounds: int, load, sp
 def alone(algorithm: AlgorithmOptions, steps: int, load, split: Split, seed: int, state: Path) -> Result:
     """Every silo by itself: nothing is shared, so that one run fits them all."""
     train, test = load()
-    whole = hierarchical_bnn(batch_size=split.batch)
-    program: Any = whole.silo_program
-
-    def silo(nothing, data):
-        del nothing
-        program(whole.population.program(), data)
-
-    model = StructuredModel(lambda: None, silo)
+    model = baselines.each_alone(hierarchical_bnn(batch_size=split.batch))
     begin = time.perf_counter()
     found, broke = attempt(model, train, key=seed, num_rounds=steps, algorithm=algorithm, checkpoint=state)
     seconds = time.perf_counter() - begin
@@ -135,10 +127,11 @@ def alone(algorithm: AlgorithmOptions, steps: int, load, split: Split, seed: int
 def pooled(algorithm: AlgorithmOptions, steps: int, load, split: Split, seed: int, state: Path) -> Result:
     """One network for all rows together."""
     train, test = load()
-    rows = {part: np.concatenate([silo[part] for silo in train.values()]) for part in ("x", "y")}
-    model = hierarchical_bnn(batch_size=min(len(rows["y"]), split.silos * split.batch))  # as many as silos together
+    together = baselines.pooled(train)
+    rows = min(len(together["all"]["y"]), split.silos * split.batch)  # as many as silos together
+    model = hierarchical_bnn(batch_size=rows)
     begin = time.perf_counter()
-    found, broke = attempt(model, {"all": rows}, key=seed, num_rounds=steps, algorithm=algorithm, checkpoint=state)
+    found, broke = attempt(model, together, key=seed, num_rounds=steps, algorithm=algorithm, checkpoint=state)
     seconds = time.perf_counter() - begin
     scored = evaluate(lambda silo, x: _probabilities(found, "all", x), train, test)
     return scored | {"rounds": 0, "seconds": round(seconds, 1)} | broke
@@ -192,12 +185,8 @@ def majority(load, split: Split, seed: int, state: Path) -> Result:
     """Frequencies of the labels in each silo."""
     del split, seed, state
     train, test = load()
-
-    def predict(silo, x):
-        counts = np.bincount(train[silo]["y"], minlength=NUM_CLASSES)
-        return np.tile(counts / counts.sum(), (len(x), 1))
-
-    return evaluate(predict, train, test) | {"rounds": 0, "seconds": 0.0}
+    found = baselines.majority(train, num_classes=NUM_CLASSES)
+    return evaluate(found.predict, train, test) | {"rounds": 0, "seconds": 0.0}
 
 
 def _probabilities(found, silo, x):
