@@ -4,8 +4,7 @@ With $\Sigma = A A^\top$ the covariance of $q$, and $g$ the gradient,
 
 $$\mu \leftarrow \mu + r_t(3) \Sigma g_\mu, \qquad
   \log \sigma \leftarrow \log \sigma + \tfrac12 r_t(\tfrac12) g_{\log \sigma}, \qquad
-  \frac{1}{r_t(w)} = \max\Big\{n_t(w), \min\big\{n_t(\tfrac w3), \frac{t_1}{8}\big\}\Big\} + \frac{(t - t_1)_+}{2},
-  \qquad n_t(w) = 10 + \frac{v_t}{w^2}$$
+  \frac{1}{r_t(w)} = 10 + \frac{v_t}{w^2} + \frac{(t - t_1)_+}{2}$$
 
 and $L$ as $\log \sigma$. In these units the curvature of the ELBO at its maximum is about one, so that from round $t_1$
 on the steps average over all rounds since: of noise with standard deviation s in every round about
@@ -14,9 +13,9 @@ long as its step size says, however loud the noise.
 
 Until $t_1$ parameters wander, and where they wander far they may not come back: data say nothing of a variance
 component that is nearly zero. $v_t$ is the variance of the noise, half the running mean square of the difference
-between $A^\top g_\mu$ and that of the round before. If the way left shrinks by a factor of e in $n_t(w)$ rounds, means
-wander by about w posterior sds, and logarithms of scales by w. A third of w they may wander anyway; more, up to w, only
-if otherwise $t_1$ were less than eight times as many rounds, too few to arrive. All other parameters move by Adam.
+between $A^\top g_\mu$ and that of the round before. With these steps means wander by about 3 posterior sds, and
+logarithms of scales by a half. Less would not arrive where the start is hundreds of sds away, as with very many units.
+All other parameters move by Adam.
 """
 
 from typing import Any, NamedTuple
@@ -33,8 +32,6 @@ from .options import falling_to_zero
 
 CAUTION = 10.0  # one over the largest part of a Newton step
 MEANS, SCALES = 3.0, 0.5  # posterior sds by which means may wander at first, and logarithms of scales
-NEAR = 1 / 3  # part of it by which they may wander anyway
-ARRIVE = 8.0  # how often the way left has to shrink by a factor of e until t_1
 BEGIN = 0.4  # t_1, part of all rounds
 GAIN = 2.0  # of steps that average: enough where the curvature is a quarter of what the scales say
 MEMORY = 0.95  # of the running mean
@@ -80,9 +77,7 @@ def under_noise(num_rounds: int) -> optax.GradientTransformation:
 
 def _rate(variance, reach, count, num_rounds):
     """$r_t(w)$."""
-    begin = BEGIN * num_rounds
-    least, enough = (CAUTION + variance / wander**2 for wander in (reach, NEAR * reach))
-    return 1.0 / (jnp.maximum(least, jnp.minimum(enough, begin / ARRIVE)) + jnp.maximum(count - begin, 0.0) / GAIN)
+    return 1.0 / (CAUTION + variance / reach**2 + jnp.maximum(count - BEGIN * num_rounds, 0.0) / GAIN)
 
 
 def _gaussian(params):

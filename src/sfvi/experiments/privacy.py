@@ -63,8 +63,8 @@ class PrivacyExperiment:
 
     def cells(self) -> list[Cell]:
         """Seed by seed; without noise first."""
-        common = {"rounds": self.rounds, "delta": self.delta, "drawn": self.drawn, "clip": self.clip}
-        common["wander"] = [MEANS, SCALES]
+        common: dict[str, Any] = {"rounds": self.rounds, "delta": self.delta, "drawn": self.drawn, "clip": self.clip}
+        common["wander"] = {"means": MEANS, "scales": SCALES}
         data = [*map(children, self.children), *([HEART] if self.heart else [])]
         return [
             Cell(name(what, level(epsilon), f"seed {seed}"), common, partial(self.run, what, epsilon, seed))
