@@ -89,6 +89,10 @@ def fit(
     if isinstance(options, type) or not isinstance(options, AlgorithmOptions):
         raise OptionError(f"algorithm is {algorithm!r}; give sfvi.SFVI(...), sfvi.SFVIAvg(...) or sfvi.Sites(...).")
     num_rounds = options.usual_rounds if num_rounds is None else num_rounds
+    if start is not None and getattr(options, "privacy", None) is not None:
+        raise OptionError(
+            "start: what that fit learned from the data is not in the epsilon of this one; leave start or privacy out."
+        )
     given = {"unit_ids": unit_ids, "num_units": num_units, "start": start}
     settings = {"num_rounds": num_rounds, "until_converged": until_converged}
     settings |= {name: "given" for name, value in given.items() if value is not None}

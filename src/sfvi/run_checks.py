@@ -324,7 +324,7 @@ def _describe_options(algorithm):
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         parts = value if isinstance(value, tuple) else [value]
-        if field.name in ("fast_start", "fixed_noise") and dataclasses.is_dataclass(value):
+        if field.name in ("fast_start", "fixed_noise", "privacy") and dataclasses.is_dataclass(value):
             plain[field.name] = _describe_options(value)
         elif all(part is None or isinstance(part, int | float | str) for part in parts):
             plain[field.name] = (type(value).__name__, *parts)

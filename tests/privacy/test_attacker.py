@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from sfvi.deploy import silo_run
@@ -25,9 +26,11 @@ def steps_of(folder, policy=None, *, privacy=PRIVATE, **options):
     return silos, [question for name, question, _ in heard if name == "a" and question.kind in ("start", "round")]
 
 
-def ask(silo, question, *, attempt, shift=0.0):
-    """Ask once more in another attempt, from a broadcast that is shifted."""
+def ask(silo, question, *, attempt, shift=0.0, log_scale=None):
+    """Ask once more in another attempt, from a broadcast that is shifted, or has other scales."""
     arrays = {name: array + shift if name.endswith("loc") else array for name, array in question.arrays.items()}
+    if log_scale is not None:
+        arrays |= {name: np.full_like(value, log_scale) for name, value in arrays.items() if name.endswith("log_scale")}
     fields = {**question.fields, "attempt": attempt, "mark": True}
     request = Message(question.kind, question.run, question.model, question.step, fields, arrays)
     return decode(silo.handle(encode(request)), limit=1 << 20)
@@ -88,6 +91,24 @@ def test_a_step_that_was_refused_leaves_no_trace(tmp_path):
     again = make_silos(tmp_path, policy=Policy(epsilon=100.0))["a"]
     assert "no state of step 1" in ask(again, second, attempt=7).fields["reason"]
     assert ask(again, first, attempt=7, shift=0.1).kind == "round"
+
+
+@pytest.mark.parametrize("log_scale", [-80.0, -800.0], ids=str)
+def test_numbers_that_break_tell_nothing(tmp_path, log_scale):
+    """Scales so small that dividing by them overflows, or not, by the noisy sum: whether it did would be an answer."""
+    silos, steps = steps_of(tmp_path, Policy(epsilon=1.2))
+    silo, (begin, first, *_) = silos["a"], steps
+    assert ask(silo, begin, attempt=7).kind == "start"
+    silo.gate.policy = Policy(epsilon=1e-3)
+    said = {ask(silo, first, attempt=8 + k, shift=0.1 * k, log_scale=log_scale).fields["reason"] for k in range(1, 5)}
+    assert len(said) == 1
+    assert "budget" in said.pop()
+    assert counted(tmp_path) == 4
+    silo.gate.policy = Policy(epsilon=100.0)
+    answer = ask(silo, first, attempt=20, shift=0.5, log_scale=log_scale)
+    assert answer.kind == "round"
+    assert all(np.isfinite(array).all() for array in answer.arrays.values())
+    assert counted(tmp_path) == 5
 
 
 @pytest.mark.parametrize("algorithm", ["averages_with_noise", "ruled_with_noise"])

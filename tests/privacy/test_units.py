@@ -7,6 +7,8 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from hypothesis import given, settings
@@ -320,3 +322,70 @@ def test_with_noise_too_a_unit_more_changes_a_sum_by_its_own_part_only(double):
             replies.append(Measure(broadcast.shared, None).into((reply.gradient, None)))
         change = replies[1] - replies[0]
     assert 0.01 < np.linalg.norm(change) <= PRIVATE.clip * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("outlier", [0, 5])
+def test_whoever_comes_first_is_no_more_exposed_than_others(outlier):
+    """A silo's own latents have a part without units, which holds no number of anybody's."""
+
+    def population():
+        return numpyro.sample("mu", dist.Normal(0, 1)), numpyro.sample("slope", dist.Normal(0, 1))
+
+    def silo(globals_, data):
+        ours = numpyro.sample("ours", dist.Normal(0, 1))
+        with numpyro.plate("rows", data["x"].shape[0]):
+            rate = jnp.exp(globals_[0] + ours + globals_[1] * data["x"])
+            numpyro.sample("y", dist.Poisson(rate), obs=data["y"])
+
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=10), "y": rng.poisson(1.0, size=10)}
+    data["x"][outlier] = 1000.0
+    model = sfvi.StructuredModel(population, silo)
+    algorithm = sfvi.SFVI(privacy=PRIVATE, bound=sfvi.bounds.elbo()).bind(model)
+    held = take_apart(model, "a", model.silo_data("a", data), {})
+    key = jax.random.key(0)
+    broadcast = algorithm.broadcast(key, algorithm.server_init(key, {}, jnp.ones(1)))
+    family = dataclasses.replace(broadcast.shared.family, loc=jnp.array([0.0, 3.0]))  # exp overflows for the outlier
+    broadcast = broadcast._replace(shared=broadcast.shared._replace(family=family))
+    state = algorithm.silo_init(key, broadcast, held)
+    reply = algorithm.silo_step(key, state, broadcast, held)[1]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(reply.gradient))
+
+
+@pytest.mark.parametrize("first", [None, sfvi.UnitPrivacy(clip=0.5, noise_multiplier=0.1)])
+def test_a_run_does_not_go_on_with_other_noise(first, tmp_path):
+    """What left before would not be in the epsilon that it tells."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(progress):
+        raise StopError
+
+    model, silos = linear_model(), {"a": linear_data()}
+    options = {"key": 0, "num_rounds": 30, "checkpoint": tmp_path / "run.npz", "checkpoint_every": 0.0}
+    common = {"optimizer": optax.adam(0.01)}
+    with pytest.raises(StopError):
+        sfvi.fit(model, silos, algorithm=sfvi.SFVI(privacy=first, **common), callback=stop, **options)
+    with pytest.raises(sfvi.ArchiveError, match="algorithm or option of it"):
+        sfvi.fit(model, silos, algorithm=sfvi.SFVI(privacy=PRIVATE, **common), **options)
+
+
+def test_a_model_without_global_latents_has_noise_too():
+    def silo(nothing, data):
+        mu = numpyro.param("mu", 0.5)
+        with numpyro.plate("rows", len(data["y"])):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=data["y"])
+
+    data = {"a": {"y": np.arange(5.0)}}
+    private = sfvi.SFVI(privacy=sfvi.UnitPrivacy(clip=0.5, noise_multiplier=0.1))
+    fit = sfvi.fit(sfvi.StructuredModel(lambda: None, silo), data, key=0, num_rounds=5, algorithm=private)
+    assert np.isfinite(float(fit.theta["mu"]))
+    assert float(fit.theta["mu"]) != 0.5
+
+
+def test_what_a_start_knows_is_not_passed_off_as_private():
+    model, silos = linear_model(), {"a": linear_data()}
+    plain = sfvi.fit(model, silos, key=0, num_rounds=2)
+    with pytest.raises(OptionError, match="start: what that fit learned"):
+        sfvi.fit(model, silos, key=0, num_rounds=2, start=plain, algorithm=sfvi.SFVI(privacy=PRIVATE))

@@ -58,7 +58,7 @@ def under_noise(num_rounds: int) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NoisyState]:
         moved, others = adam.update(updates, state.others, params)
         family, uphill = _gaussian(params), _gaussian(jax.tree.map(jnp.negative, updates))
-        if family is None or uphill is None:
+        if family is None or uphill is None or not family.loc.size:
             return moved, NoisyState(state.count + 1, state.variance, state.before, others)
         whitened = _whitened(family, uphill.loc)
         memory = jnp.minimum(MEMORY, state.count / (state.count + 1))

@@ -104,7 +104,8 @@ class _At(NamedTuple):
         """The same of a silo without units: of its own latents only."""
         if self.data.program.layout.own.size:
             first = jnp.zeros((), jnp.int32)
-            return self._term(self._rows(first), self._noise(first), self.apart.nobody(self.data))
+            units = jax.tree.map(jnp.zeros_like, self._rows(first))  # nobody's
+            return self._term(units, self._noise(first), self.apart.nobody(self.data))
         zeros = jax.tree.map(jnp.zeros_like, (self.broadcast.shared, self.family.silo))
         return Summed(zeros, jnp.zeros((), self.draw.noise.dtype))
 

@@ -164,6 +164,8 @@ class SiloRun:
         question = _question(f"{self._whole}|{order.attempt if self._shares_noise else ''}", message, order, held)
         if leg.algorithm.elbo.options.privacy is not None:  # noise that the server cannot tell
             leg = leg._replace(silo_key=self._own.secret.key(question))
+            if message.kind == "round":
+                self._own.gate.check_reply(self._own.code.hash, question, self.release(message))
         about = (order, message.step, question)
         new, answer = work(about, held._replace(leg=order.leg), leg, broadcast, silent_like)
         self._pending = _Done(now, order, held, new, answer, question)
@@ -229,7 +231,10 @@ class SiloRun:
         function = self._function(held.leg, leg, held.state, broadcast)
         state, reply, info = function(leg.silo_key, held.state, broadcast, self.data)
         if not (all_finite(reply) and all_finite(state)):
-            self._broke(step, leg, held, broadcast)
+            if leg.algorithm.elbo.options.privacy is None:
+                self._broke(step, leg, held, broadcast)
+            log.error("step %d broke; what is not finite is sent as zero, and stays as it was here", step)
+            reply, state = _finite(reply, jax.tree.map(jnp.zeros_like, reply)), _finite(state, held.state)
         new = held._replace(version=step, attempt=order.attempt, state=state)
         elbo = float(info.elbo_term) if self.spec.disclose_elbo else None
         if self._masks is not None:
@@ -291,9 +296,7 @@ class SiloRun:
         return theta
 
     def _broke(self, step, leg, held, broadcast):
-        """Say at which site a round broke: here with numbers, to the server without; with noise not even where."""
-        if leg.algorithm.elbo.options.privacy is not None:
-            raise RefusalError(f"its step {step} broke; lower the step size, or give global sites tighter priors")
+        """Say at which site a round broke: here with numbers, to the server without."""
         culprit = find_culprit(leg.algorithm, leg.silo_key, broadcast, {self._own.name: (held.state, self.data)})
         log.error("step %d broke at site %r: %s", step, culprit.site, culprit.symptom)
         raise RefusalError(
@@ -307,6 +310,11 @@ class SiloRun:
         handed = eqx.filter_eval_shape(leg.algorithm.elbo.start_local, self.data)
         residual = eqx.filter_eval_shape(lambda tree: ravel_pytree(tree)[0], silent)
         return start, handed, residual
+
+
+def _finite(new, old):
+    """Numbers that are, and the old ones where they are not; with noise a server is not told which."""
+    return jax.tree.map(lambda n, o: jnp.where(jnp.isfinite(n), n, o), new, old)
 
 
 def _question(whole, message, order, held):

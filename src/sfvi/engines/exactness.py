@@ -37,13 +37,14 @@ def sums_up(silo: SiloData, apart: Apart, theta: Theta) -> bool:
     size = int(silo.sizes.get(apart.plate, apart.num_units(silo)))
     try:
         with jax.enable_x64(True):
-            whole, nobody = (_densities([one], theta) for one in (silo, apart.nobody(silo)))
+            whole = _densities([silo], theta)
+            nobody = _densities([apart.nobody(silo)], theta) if silo.program.layout.own.size else {}
             units = _of_group(jax.vmap(lambda unit: apart.take(silo, unit))(jnp.arange(size)), theta)
     except (TypeError, ValueError):
         return False
-    if units.keys() != nobody.keys():
+    if not nobody.keys() <= units.keys():
         return False
-    return _agree(whole, {site: values - (size - 1) * nobody[site] for site, values in units.items()})
+    return _agree(whole, {site: values - (size - 1) * nobody.get(site, 0.0) for site, values in units.items()})
 
 
 def _agree(left, right):

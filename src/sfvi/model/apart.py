@@ -7,6 +7,7 @@ are the members of the plate with local latents, or of the only plate. Data are 
 plate's length; in tables with a row for each visit every unit takes its rows (`owners.py`), filled up to the longest.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -76,11 +77,13 @@ class Apart(eqx.Module):
         return SiloData(values, sizes, Local(data.ids.silo, ids), jnp.ones(()), self.program, owners)
 
     def nobody(self, data: SiloData) -> SiloData:
-        """A silo without units, of which only its own latents count."""
+        """A silo without units, of which only its own latents count; it holds no number of anybody's."""
         one = self.take(data, jnp.zeros((), jnp.int32))
         zero = jnp.zeros((), jnp.int32)
         sizes = {self.plate: zero} | ({} if self.rows is None else {self.rows.plate: zero})
-        return eqx.tree_at(lambda silo: silo.sizes, one, sizes)
+        cut = {name for name, axis, _ in self.axes if axis is not None}
+        values = {name: jnp.zeros_like(leaf) if name in cut else leaf for name, leaf in one.values.items()}
+        return dataclasses.replace(one, values=values, sizes=sizes, program=self.program.without(*sizes))
 
     def num_units(self, data: SiloData) -> int:
         """How many places for units there are, those of padding included."""

@@ -1,5 +1,6 @@
 """The two programs of a structured model as log densities of flat unconstrained latents."""
 
+import copy
 import functools
 import hashlib
 from collections.abc import Callable
@@ -146,6 +147,13 @@ class SiloProgram:
         self.learned = tuple(parameter_name(site) for site, number in centred.items() if number is None)
         self.recentred = recentre(program, centred)
         self.loose = loose
+        self.omitted: frozenset[str] = frozenset()
+
+    def without(self, *plates: str) -> "SiloProgram":
+        """The same program, of which no site in these plates counts, whatever its value."""
+        found = copy.copy(self)
+        found.omitted = self.omitted | set(plates)
+        return found
 
     def run(
         self,
@@ -171,7 +179,12 @@ class SiloProgram:
     ) -> dict[str, Array]:
         """Log probability of each site, elementwise over its plates; padding counts nothing."""
         recorded = self.run(z_global, z_local, theta, data, indices)
-        return log_probs(recorded, data.weights())
+        counted = {
+            name: site
+            for name, site in recorded.items()
+            if self.omitted.isdisjoint(frame.name for frame in site.get("cond_indep_stack", ()))
+        }
+        return log_probs(counted, data.weights())
 
     def log_prob(
         self,

@@ -171,11 +171,18 @@ class Gate:
             raise RefusalError(f"its policy does not allow {odd[0]!r} to leave")
         about: dict[str, Any] = {}
         if kind == "round":
-            new = request not in self.audit.replies(model)
-            if new:
-                self._check_rounds(model)
-            about = {"request": request, "release": release, "epsilon": self._check_budget(release, new=new)}
+            about = {"request": request, "release": release, "epsilon": self.check_reply(model, request, release)}
         self.audit.sent(kind=kind, run=run, model=model, step=step, fields=fields, arrays=arrays, size=size, **about)
+
+    def check_reply(self, model: str, request: str, release: Releases | None) -> float | None:
+        """Refuse a reply for which there is no room any more, also before it is computed; what is spent with it.
+
+        A refusal must not depend on the reply: whether it broke would tell of it, and not be counted.
+        """
+        new = request not in self.audit.replies(model)
+        if new:
+            self._check_rounds(model)
+        return self._check_budget(release, new=new)
 
     def _check_rounds(self, model):
         most = self.policy.max_rounds
