@@ -64,7 +64,8 @@ def test_the_best_log_score_of_a_method_wins_once_all_candidates_are_there(folde
     names = [cell.name for cell in experiment.cells()]
     scores = ((0.9, -0.2), (0.8, -0.1), (0.95, -0.05))
     results = {
-        name: {"accuracy": first, "log score": second} for name, (first, second) in zip(names[:3], scores, strict=True)
+        name: {"accuracy": first, "confidence": 0.5, "log score": second}
+        for name, (first, second) in zip(names[:3], scores, strict=True)
     }
     report = experiment.report(results)
     assert "- SFVI, 5 steps: best mean log score with step size 0.02, start width 0.05 (-0.1000)." in report
