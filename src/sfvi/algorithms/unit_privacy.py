@@ -112,7 +112,8 @@ class _At(NamedTuple):
     def own(self):
         """The gradients of all units' terms in their own parameters, which stay.
 
-        `AT_ONCE` are computed together, however many there are: no digit of one depends on who else is there.
+        `AT_ONCE` are computed together, however many there are, so that hardly a digit of one depends on who else is
+        there (docs/threats.md).
         """
         size = self.apart.num_units(self.data)
         blocks = jnp.minimum(jnp.arange(-(-size // AT_ONCE) * AT_ONCE), size - 1).reshape(-1, AT_ONCE)
