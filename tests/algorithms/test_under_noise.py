@@ -17,23 +17,23 @@ ROUNDS, NOISE, REPLICATES = 2000, 8.0, 200
 MEAN, ROOT = jnp.array([3.0, -1.0, 0.5]), jnp.array([[0.05, 0.0, 0.0], [0.2, 0.1, 0.0], [-0.3, 0.3, 0.4]])
 
 
-def negative_divergence(shared):
+def negative_divergence(shared, root):
     r"""Of $\mathrm{N}(m, \Sigma)$, whose precision in these units is far from I at the start."""
     family = shared.family
-    root = jax.jacobian(family.sample)(jnp.zeros(3))
-    precision = jnp.linalg.inv(ROOT @ ROOT.T)
+    ours = jax.jacobian(family.sample)(jnp.zeros(3))
+    precision = jnp.linalg.inv(root @ root.T)
     distance = family.loc - MEAN
-    spread = jnp.trace(precision @ (root @ root.T))
+    spread = jnp.trace(precision @ (ours @ ours.T))
     return -0.5 * (distance @ precision @ distance + spread) + jnp.sum(family.log_scale)
 
 
-def run(optimizer, noise=NOISE):
+def run(optimizer, noise=NOISE, root=ROOT):
     """Where means end, in posterior sds, and how far logarithms of sds are off."""
     start = Shared(FullGaussian(jnp.zeros(3), jnp.full(3, jnp.log(0.1)), jnp.zeros(3)), {}, None)
 
     def one(carry, key):
         shared, state = carry
-        measure, gradient = Measure(shared, None), jax.grad(negative_divergence)(shared)
+        measure, gradient = Measure(shared, None), jax.grad(negative_divergence)(shared, root)
         blurred = measure.into((gradient, None)) + noise * jax.random.normal(key, (9,))
         return _optim.ascend(optimizer, measure.back(blurred)[0], state, shared), None
 
@@ -43,7 +43,7 @@ def run(optimizer, noise=NOISE):
         keys = jax.random.split(key, ROUNDS)
         (shared, _), _ = jax.lax.scan(one, (start, _optim.init(optimizer, start)), keys)
         mean, sd = shared.family.marginals()
-        return jnp.linalg.solve(ROOT, mean - MEAN), jnp.log(sd / jnp.linalg.norm(ROOT, axis=1))
+        return jnp.linalg.solve(root, mean - MEAN), jnp.log(sd / jnp.linalg.norm(root, axis=1))
 
     return map(np.asarray, end(jax.random.split(jax.random.key(0), REPLICATES)))
 
@@ -55,6 +55,16 @@ def test_what_is_left_of_the_noise(noise):
     means, log_sds = run(under_noise(ROUNDS), noise)
     expected = noise * np.sqrt(GAIN**2 / (2 * GAIN - 1) / ((1 - BEGIN) * ROUNDS))
     assert 0.9 * expected < np.sqrt(np.mean(means**2)) < 1.6 * expected
+    assert np.sqrt(np.mean(log_sds**2)) < 2 * expected
+
+
+def test_strong_correlations_change_nothing():
+    """As of an intercept and the slope of a covariate that is far from zero. In units of single parameters scales run
+    away here: their curvature is that of an effect whose others are known."""
+    root = jnp.array([[1.0, 0.0, 0.0], [-0.999, 0.04, 0.0], [0.5, 0.5, 0.7]])
+    means, log_sds = run(under_noise(ROUNDS), 0.5, root=root)
+    expected = 0.5 * np.sqrt(GAIN**2 / (2 * GAIN - 1) / ((1 - BEGIN) * ROUNDS))
+    assert np.sqrt(np.mean(means**2)) < 2 * expected
     assert np.sqrt(np.mean(log_sds**2)) < 2 * expected
 
 

@@ -154,6 +154,34 @@ def test_sampled_units_make_the_same_sum_on_average():
     assert np.all(drawn.std(0) > 0.05)
 
 
+def test_units_follow_the_means_of_their_parents():
+    r"""Where these are moved by noisy steps, a unit's posterior given them stays what it is until it steps itself."""
+    model, data = models.model(models.visits_silo), models.visits_data()
+    options = sfvi.SFVI(privacy=PRIVATE, optimizer=optax.sgd(0.01), local_optimizer=optax.sgd(0.0))
+    algorithm, key = options.bind(model), jax.random.key(0)
+    silo = take_apart(model, "a", model.silo_data("a", data), {})
+    server = algorithm.server_init(key, {}, jnp.array([7.0]))
+    broadcast = algorithm.broadcast(key, server)
+    start = algorithm.silo_init(key, broadcast, silo)
+    noise = iter(jax.random.split(key, 100))
+    state = start._replace(
+        family=jax.tree.map(lambda leaf: leaf + jax.random.normal(next(noise), leaf.shape), start.family)
+    )
+
+    def given(state, z_global):
+        return state.family.conditional(jnp.full((1, 1), 0.3), z_global, state.center)
+
+    for _ in range(3):
+        point = broadcast.shared.family.center
+        after, reply, _ = algorithm.silo_step(key, state, broadcast, silo)
+        assert_trees_close(given(after, point), given(state, point))
+        assert jnp.linalg.norm(after.family.silo.loc - state.family.silo.loc) > 1e-3
+        state, several = after, jax.tree.map(lambda leaf: leaf[None], reply)
+        server, _ = algorithm.server_step(server, broadcast, several, algorithm.participants(key, server))
+        broadcast = algorithm.broadcast(key, server)
+        assert jnp.linalg.norm(broadcast.shared.family.center - point) > 1e-3
+
+
 def test_units_move_whether_they_are_drawn_or_not():
     """What stays in a silo does not tell who was drawn."""
     silos = {"a": linear_data(n=100, seed=3)}

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from .. import _optim
-from .._types import Key, Scalar, Theta
+from .._types import GlobalVec, Key, Scalar, Theta
 from ..bounds import elbo
 from ..errors import OptionError
 from ..families import StructuredLocal
@@ -38,10 +38,18 @@ class ServerState(NamedTuple):
 
 
 class SiloState(NamedTuple):
-    r"""$\eta_{Lj}$ and the state of its optimizer. It never leaves the silo."""
+    r"""What never leaves the silo.
+
+    Attributes:
+        family: $\eta_{Lj}$.
+        opt_state: Of its optimizer.
+        center: $\mu_G$ from which `family` measures $z_G$, where that is not the one of the broadcast: under noise
+            (`unit_privacy.py`). Else None.
+    """
 
     family: StructuredLocal
     opt_state: local_params.LocalOptState
+    center: GlobalVec | None = None
 
 
 class Broadcast(NamedTuple):
@@ -232,9 +240,10 @@ class BoundSFVI(NamedTuple):
 
     def silo_start(self, family: StructuredLocal, broadcast: Broadcast, data: SiloData) -> SiloState:
         """Start from given parameters."""
-        del broadcast
-        if isinstance(self.options.privacy, UnitPrivacy):
-            return SiloState(family, unit_privacy.start(self.options, family))
+        privacy = self.options.privacy
+        if isinstance(privacy, UnitPrivacy):
+            center = broadcast.shared.family.center if privacy.noise > 0 else None
+            return SiloState(family, unit_privacy.start(self.options, family), center)
         return SiloState(family, local_params.init(self.options.own_optimizer, family, data))
 
     def participants(self, key: Key, state: ServerState) -> Participants:
@@ -255,8 +264,9 @@ class BoundSFVI(NamedTuple):
         """
         privacy = self.options.privacy
         if isinstance(privacy, UnitPrivacy):
-            stepped, gradient, value = unit_privacy.step(self.elbo, privacy, key, *state, broadcast, data)
-            return SiloState(*stepped), Reply(gradient), SiloInfo(value)
+            state = _followed(state, broadcast)
+            stepped, gradient, value = unit_privacy.step(self.elbo, privacy, key, *state[:2], broadcast, data)
+            return SiloState(*stepped, state.center), Reply(gradient), SiloInfo(value)
         draw = self.elbo.draw(key, broadcast.round, data, self._noise(broadcast))
         rows = local_params.select(state.family, draw.indices)
         value, (shared, local) = jax.value_and_grad(self.elbo.silo, argnums=(0, 1))(broadcast.shared, rows, draw, data)
@@ -307,13 +317,13 @@ class BoundSFVI(NamedTuple):
 
     def silo_finish(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> StructuredLocal:
         r"""The silo's $q(z_{Lj} \mid z_G)$ under the final parameters, refitted if that was asked for."""
-        steps = self.options.refit_steps
-        return refit(self.elbo, key, broadcast.shared, state.family, data, num_steps=steps)
+        steps, family = self.options.refit_steps, _followed(state, broadcast).family
+        return refit(self.elbo, key, broadcast.shared, family, data, num_steps=steps)
 
     def latents(self, key: Key, state: SiloState, broadcast: Broadcast, data: SiloData) -> Latents:
         """The first draw of `silo_step` at the same arguments, to find out what went wrong with it."""
         draw = self.elbo.draw(key, broadcast.round, data, self._noise(broadcast))
-        return self.elbo.latents(broadcast.shared, state.family, draw, data)
+        return self.elbo.latents(broadcast.shared, _followed(state, broadcast).family, draw, data)
 
     def remarks(self, trace: dict) -> list[str]:
         """Nothing to say about the rounds done."""
@@ -322,6 +332,14 @@ class BoundSFVI(NamedTuple):
 
     def _noise(self, broadcast):
         return self.elbo.global_noise(broadcast.key, broadcast.shared, self.options.num_samples)
+
+
+def _followed(state, broadcast):
+    r"""The silo's state with $q(z_L \mid z_G)$ as it was before $\mu_G$ moved, if it says from where."""
+    if state.center is None:
+        return state
+    center = broadcast.shared.family.center
+    return state._replace(family=state.family.recentered(center - state.center), center=center)
 
 
 def _sum(tree, weights):

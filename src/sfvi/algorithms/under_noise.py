@@ -1,21 +1,20 @@
 r"""An optimizer for gradients with much noise: steps in posterior sds, which fall like one over the number of rounds.
 
-With $\Sigma = A A^\top$ the covariance of $q$, and $g$ the gradient,
+With $A A^\top$ the covariance of $q$, moved to $A (I + M)$, and $g$ the gradient in the units of `measure.py`,
 
-$$\mu \leftarrow \mu + r_t(3) \Sigma g_\mu, \qquad
-  \log \sigma \leftarrow \log \sigma + \tfrac12 r_t(\tfrac12) g_{\log \sigma}, \qquad
+$$\mu \leftarrow \mu + r_t(3) A g_\mu, \qquad M = \tfrac12 r_t(0.7) g_M, \qquad
   \frac{1}{r_t(w)} = 10 + \frac{v_t}{w^2} + \frac{(t - t_1)_+}{2}$$
 
-and $L$ as $\log \sigma$. In these units the curvature of the ELBO at its maximum is about one, so that from round $t_1$
-on the steps average over all rounds since: of noise with standard deviation s in every round about
-$1.15 s / \sqrt{T - t_1}$ is left in the means after T of them, and no optimizer has much less. Adam's steps are as
-long as its step size says, however loud the noise.
+In these units the curvature of the ELBO at its maximum is about one, so that from round $t_1$ on the steps average over
+all rounds since: of noise with standard deviation s in every round about $1.15 s / \sqrt{T - t_1}$ is left in the means
+after T of them, and no optimizer has much less. Adam's steps are as long as its step size says, however loud the noise.
 
 Until $t_1$ parameters wander, and where they wander far they may not come back: data say nothing of a variance
 component that is nearly zero. $v_t$ is the variance of the noise, half the running mean square of the difference
-between $A^\top g_\mu$ and that of the round before. With these steps means wander by about 3 posterior sds, and
-logarithms of scales by a half. Less would not arrive where the start is hundreds of sds away, as with very many units.
-All other parameters move by Adam.
+between $g_\mu$ and that of the round before. With these steps means wander by about 2 posterior sds ($w / \sqrt2$), and
+logarithms of scales by a quarter ($w / \sqrt8$). Less would not arrive where the start is hundreds of sds away, as with
+very many units. Of a mean field $M$ is diagonal, of low rank $\log \sigma$ moves as it does; all other parameters move
+by Adam.
 """
 
 from typing import Any, NamedTuple
@@ -28,10 +27,12 @@ from jaxtyping import Array, Float, Int
 
 from ..families import BlockGaussian, FullGaussian, LowRankGaussian, MeanFieldGaussian
 from ..objectives import Shared
+from .measure import moved, whiten
 from .options import falling_to_zero
 
 CAUTION = 10.0  # one over the largest part of a Newton step
-MEANS, SCALES = 3.0, 0.5  # posterior sds by which means may wander at first, and logarithms of scales
+MEANS, SCALES = 3.0, 0.7  # w
+MOST = 0.5  # of an entry of M
 BEGIN = 0.4  # t_1, part of all rounds
 GAIN = 2.0  # of steps that average: enough where the curvature is a quarter of what the scales say
 MEMORY = 0.95  # of the running mean
@@ -52,25 +53,23 @@ def under_noise(num_rounds: int) -> optax.GradientTransformation:
 
     def init(params: Any) -> NoisyState:
         family = _gaussian(params)
-        before = jnp.zeros(()) if family is None else _whitened(family, jnp.zeros_like(family.loc))
+        before = jnp.zeros(()) if family is None else jnp.zeros_like(family.loc)
         return NoisyState(jnp.zeros((), jnp.int32), jnp.zeros(()), before, adam.init(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NoisyState]:
-        moved, others = adam.update(updates, state.others, params)
-        family, uphill = _gaussian(params), _gaussian(jax.tree.map(jnp.negative, updates))
-        if family is None or uphill is None or not family.loc.size:
-            return moved, NoisyState(state.count + 1, state.variance, state.before, others)
-        whitened = _whitened(family, uphill.loc)
+        others, adams = adam.update(updates, state.others, params)
+        family = _gaussian(params)
+        if family is None or not family.loc.size:
+            return others, NoisyState(state.count + 1, state.variance, state.before, adams)
+        uphill = whiten(family, _gaussian(jax.tree.map(jnp.negative, updates)))
         memory = jnp.minimum(MEMORY, state.count / (state.count + 1))
-        change = 0.5 * jnp.sum((whitened - state.before) ** 2) / uphill.loc.size
+        change = 0.5 * jnp.mean((uphill.loc - state.before) ** 2)
         variance = (memory * state.variance + (1 - memory) * change).astype(state.variance.dtype)
         fast, slow = (_rate(variance, reach, state.count, num_rounds).astype(change.dtype) for reach in (MEANS, SCALES))
-        steps = {"loc": fast * _unwhitened(family, whitened), "log_scale": 0.5 * slow * uphill.log_scale}
-        if isinstance(uphill, FullGaussian | BlockGaussian) and uphill.lower is not None:
-            steps["lower"] = 0.5 * slow * uphill.lower
-        for name, step in steps.items():
-            moved = eqx.tree_at(lambda tree, name=name: getattr(_gaussian(tree), name), moved, step)
-        return moved, NoisyState(state.count + 1, variance, whitened, others)
+        steps = {name: jnp.clip(0.5 * slow * getattr(uphill, name), -MOST, MOST) for name in _scales(family)}
+        carried = moved(family, _with(_gaussian(others), steps | {"loc": fast * uphill.loc}))
+        chosen = _with(others, {name: getattr(carried, name) for name in ("loc", *steps)})
+        return chosen, NoisyState(state.count + 1, variance, uphill.loc, adams)
 
     return optax.GradientTransformation(init, update)
 
@@ -86,15 +85,14 @@ def _gaussian(params):
     return found if isinstance(found, MeanFieldGaussian | FullGaussian | LowRankGaussian | BlockGaussian) else None
 
 
-def _whitened(family, gradient):
-    r"""$A^\top g$."""
-    if isinstance(family, BlockGaussian):
-        return jnp.exp(family.log_scale) * gradient
-    return jax.vjp(family.sample, jnp.zeros(family.noise_size, gradient.dtype))[1](gradient)[0]
+def _scales(family):
+    """Names of the parameters that move like logarithms of scales."""
+    full = isinstance(family, FullGaussian | BlockGaussian) and family.lower is not None
+    return ("log_scale", "lower") if full else ("log_scale",)
 
 
-def _unwhitened(family, whitened):
-    r"""$A$ times that."""
-    if isinstance(family, BlockGaussian):
-        return jnp.exp(family.log_scale) * whitened
-    return jax.jvp(family.sample, (jnp.zeros_like(whitened),), (whitened,))[1]
+def _with(params, leaves):
+    """A tree of parameters with some of those of its Gaussian replaced."""
+    for name, leaf in leaves.items():
+        params = eqx.tree_at(lambda tree, name=name: getattr(_gaussian(tree), name), params, leaf)
+    return params

@@ -59,3 +59,8 @@ def solve(matrix: Float[Array, "n n *batch"], vector: Float[Array, "n *batch"]) 
             value = value - matrix[row, column] * solved[column]
         solved.append(value)
     return jnp.stack(solved)
+
+
+def solve_all(matrix: Float[Array, "n n"], columns: Float[Array, "n m"]) -> Float[Array, "n m"]:
+    r"""Solve $L X = V$ for one unit lower triangular $L$."""
+    return solve_triangular(matrix, columns, lower=True, unit_diagonal=True)
