@@ -17,6 +17,7 @@ from .errors import OptionError
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 72, 80, 96, 128, 192, 256, 512, 1024)
 WHOLE_ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256)  # of sampled releases: others are slow
 LEAST_NOISE, MOST_NOISE = 0.01, 1e6
+MOST_DELTA = 0.01  # a promise that fails more often is none
 
 
 class Releases(NamedTuple):

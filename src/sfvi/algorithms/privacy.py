@@ -13,13 +13,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
 from .._types import Key
-from ..accountant import LEAST_NOISE, MOST_NOISE, Releases, noise_for, spent
+from ..accountant import LEAST_NOISE, MOST_DELTA, MOST_NOISE, Releases, noise_for, spent
 from ..errors import OptionError
 from ..model import SiloData
 from .grid import SPREAD, Grid, Whole
 
 Tree = TypeVar("Tree")
 LEAST_CLIP, MOST_CLIP = 1e-9, 1e9  # beyond, norms in single precision are lost, and vectors not shortened
+LEAST_RATE = 1e-6  # units are drawn by 32 bits
 SECRET = 0x5EC2E7  # what follows from a silo's key for noise follows from nothing else
 
 
@@ -56,7 +57,8 @@ class AbstractPrivacy:
         if self.epsilon is not None:
             fine = _is_number(self.epsilon) and 0 < self.epsilon < math.inf
             self._check("epsilon", fine, "a number above 0")
-        self._check("delta", _is_number(self.delta) and 0 < self.delta < 1, "a small number between 0 and 1, like 1e-5")
+        fine = _is_number(self.delta) and 0 < self.delta <= MOST_DELTA
+        self._check("delta", fine, f"a number above 0 and at most {MOST_DELTA:g}, like 1e-5")
         whole = _is_number(self.shared_by) and isinstance(self.shared_by, int) and self.shared_by >= 1
         self._check("shared_by", whole, "a whole number of at least 1")
 
@@ -120,7 +122,8 @@ class UnitPrivacy(AbstractPrivacy):
     def __post_init__(self):
         AbstractPrivacy.__post_init__(self)
         rate = self.sampling_rate
-        self._check("sampling_rate", _is_number(rate) and 0 < rate <= 1, "a number above 0 and at most 1")
+        fine = _is_number(rate) and LEAST_RATE <= rate <= 1
+        self._check("sampling_rate", fine, f"a number between {LEAST_RATE:g} and 1")
 
     @property
     def rate(self) -> float:

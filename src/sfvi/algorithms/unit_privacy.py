@@ -153,7 +153,9 @@ def _drawn(key, privacy, data):
     """Which units take part; padding never does."""
     size = data.apart.num_units(data)
     present = jnp.arange(size) < data.sizes.get(data.apart.plate, size)
-    return present if privacy.rate == 1 else present & (jax.random.uniform(key, (size,)) < privacy.rate)
+    if privacy.rate == 1:
+        return present
+    return present & (jax.random.bits(key, (size,), jnp.uint32) < int(privacy.rate * 2**32))  # never more than promised
 
 
 def _sum(at, privacy, nothing, present, units):
@@ -165,7 +167,9 @@ def _sum(at, privacy, nothing, present, units):
 
     def one(unit):
         found = at.unit(unit)
-        return Summed(summand(privacy, units.into(found.gradient) - less), found.value - nothing.value)
+        value = found.value - nothing.value
+        value = jnp.where(jnp.isfinite(value), value, 0.0)  # as its gradient
+        return Summed(summand(privacy, units.into(found.gradient) - less), value)
 
     def some(number, total):
         places = number * width + jnp.arange(width)

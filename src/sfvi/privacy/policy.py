@@ -21,11 +21,13 @@ holds anything else than it may is not sent. What the file does not know, or can
 import dataclasses
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..accountant import MOST_DELTA
 from ..errors import OptionError
 
 TOLD = ("num_units", "theta", "elbo")
@@ -97,12 +99,13 @@ class Policy:
             )
         if len(set(map(str, keys))) < len(keys):
             raise OptionError("policy: peers gives two silos the same key; ask them for theirs once more.")
-        for name, most in (("epsilon", float("inf")), ("delta", 1.0)):
+        for name, most in (("epsilon", sys.float_info.max), ("delta", MOST_DELTA)):
             value = getattr(self, name)
             if value is None and name == "epsilon":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < most:
-                raise OptionError(f"policy: {name} is {value!r}; give a positive number.")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+                limit = f" of at most {MOST_DELTA:g}" if name == "delta" else ""
+                raise OptionError(f"policy: {name} is {value!r}; give a positive number{limit}.")
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Policy":
