@@ -20,7 +20,7 @@ import sfvi
 from sfvi.algorithms.grid import SPREAD
 from sfvi.algorithms.measure import Measure
 from sfvi.algorithms.privacy import LEAST_CLIP, MOST_CLIP, summand
-from sfvi.algorithms.unit_privacy import AT_ONCE
+from sfvi.algorithms.unit_privacy import AT_ONCE, _drawn
 from sfvi.engines.units import take_apart
 from sfvi.errors import OptionError
 
@@ -152,6 +152,16 @@ def test_sampled_units_make_the_same_sum_on_average():
     error = drawn.std(0) / math.sqrt(len(drawn))
     assert np.all(np.abs(drawn.mean(0) - whole) < 4.5 * error + 1e-4)
     assert np.all(drawn.std(0) > 0.05)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_units_are_drawn_as_often_as_promised(double):
+    rate, size = 0.9, 100_000
+    with jax.enable_x64(double):
+        model = linear_model()
+        data = take_apart(model, "a", model.silo_data("a", linear_data(n=size)), {})
+        drawn = _drawn(jax.random.key(0), sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, sampling_rate=rate), data)
+    assert abs(np.mean(drawn) - rate) < 4 * math.sqrt(rate * (1 - rate) / size)
 
 
 def test_units_follow_the_means_of_their_parents():

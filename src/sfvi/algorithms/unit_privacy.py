@@ -155,7 +155,8 @@ def _drawn(key, privacy, data):
     present = jnp.arange(size) < data.sizes.get(data.apart.plate, size)
     if privacy.rate == 1:
         return present
-    return present & (jax.random.bits(key, (size,), jnp.uint32) < int(privacy.rate * 2**32))  # never more than promised
+    threshold = jnp.asarray(int(privacy.rate * 2**32), jnp.uint32)  # rounded down: never more often than promised
+    return present & (jax.random.bits(key, (size,), jnp.uint32) < threshold)
 
 
 def _sum(at, privacy, nothing, present, units):
