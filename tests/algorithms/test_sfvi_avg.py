@@ -8,7 +8,7 @@ import pytest
 
 import sfvi
 from sfvi import _optim, bounds, families
-from sfvi.algorithms import local_params, sfvi_avg
+from sfvi.algorithms import ascent, local_params, sfvi_avg
 from sfvi.algorithms.noise import global_noise, local_noise
 from sfvi.data import six_cities, split_units
 from sfvi.engines import loop
@@ -283,6 +283,40 @@ def test_minibatches():
     mean, sd = fit.posterior.family.marginals()
     np.testing.assert_allclose(mean[0], y.sum() / 0.74 / precision, atol=0.3 / np.sqrt(precision))
     np.testing.assert_allclose(sd[0], 1 / np.sqrt(precision), rtol=0.1)
+
+
+def test_the_elbo_is_estimated_from_many_minibatches():
+    """Units differ far more than draws of latents do: as many minibatches as draws, or little would be gained."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    def population():
+        return numpyro.sample("mu", dist.Normal(0.0, 2.0))
+
+    def silo(mu, data):
+        with numpyro.plate("units", data["y"].shape[0], subsample_size=2) as rows:
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=data["y"][rows])
+
+    model = sfvi.StructuredModel(population, silo)
+    y = np.repeat([0.0, 10.0], 50)
+    data = model.silo_data("a", {"y": y})
+
+    def estimates(num_local_steps, count=300):
+        algorithm = sfvi.SFVIAvg(num_local_steps=num_local_steps, init_scale=1e-3).bind(model)
+        server = algorithm.server_init(jax.random.key(0), {}, jnp.ones(1))
+        family = algorithm.silo_init(jax.random.key(0), algorithm.broadcast(jax.random.key(0), server), data).family
+
+        def one(key):
+            broadcast = algorithm.broadcast(key, server)
+            return ascent.estimate(algorithm.elbo, key, broadcast, family, data, num_local_steps)
+
+        return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), count)))
+
+    batches = 50
+    few, many = estimates(1), estimates(batches * ascent.STEPS_PER_EVALUATION)
+    exact = -0.5 * np.sum(y**2) - 50 * np.log(2 * np.pi)  # mu starts at zero
+    assert abs(many.mean() - exact) < 4 * many.std() / np.sqrt(len(many))
+    np.testing.assert_allclose(few.std() / many.std(), np.sqrt(batches), rtol=4 / np.sqrt(2 * len(many)) * np.sqrt(2))
 
 
 def test_float32(float32):

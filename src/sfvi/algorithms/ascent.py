@@ -32,14 +32,30 @@ def own_draw(elbo: Elbo, key: Key, shared: Shared, number: Int[Array, ""], data:
 
 
 def common_draw(elbo: Elbo, key: Key, broadcast: Any, data: SiloData, num_local_steps: int) -> Draw:
-    r"""The randomness to estimate the ELBO with at the broadcast: all silos and the server share $\epsilon_G$."""
+    r"""Randomness to evaluate the ELBO with at the broadcast: all silos and the server share $\epsilon_G$."""
     noise = elbo.global_noise(broadcast.key, broadcast.shared, num_evaluations(num_local_steps))
     return elbo.draw(key, broadcast.round * num_local_steps, data, noise)
 
 
-def estimate(elbo: Elbo, shared: Shared, free: StructuredLocal, draw: Draw, data: SiloData) -> Scalar:
-    r"""Estimate $\mathcal{L}_j$."""
+def at_draw(elbo: Elbo, shared: Shared, free: StructuredLocal, draw: Draw, data: SiloData) -> Scalar:
+    r"""$\mathcal{L}_j$ at a draw."""
     return elbo.silo(shared, local_params.select(free, draw.indices), draw, data)
+
+
+def estimate(
+    elbo: Elbo, key: Key, broadcast: Any, free: StructuredLocal, data: SiloData, num_local_steps: int
+) -> Scalar:
+    r"""Estimate $\mathcal{L}_j$ at the broadcast; of minibatches another one for every draw of $\epsilon_G$."""
+    shared, whole = broadcast.shared, common_draw(elbo, key, broadcast, data, num_local_steps)
+    if not whole.indices:
+        return at_draw(elbo, shared, free, whole, data)
+
+    def one(inputs):
+        number, noise = inputs
+        return at_draw(elbo, shared, free, elbo.draw(key, number, data, noise[None]), data)
+
+    numbers = broadcast.round * num_local_steps + jnp.arange(whole.noise.shape[0])
+    return jnp.mean(jax.lax.map(one, (numbers, whole.noise)))
 
 
 def before_break(

@@ -196,8 +196,7 @@ class BoundSFVIAvg(NamedTuple):
     ) -> tuple[SiloState, Reply, SiloInfo]:
         r"""Take m steps on $\mathcal{L}_0 + (N / N_j) \mathcal{L}_j$ from the broadcast."""
         start = self._start(state, broadcast)
-        draw = ascent.common_draw(self.elbo, key, broadcast, data, self.steps_per_round)
-        elbo_term = ascent.estimate(self.elbo, broadcast.shared, start[0].family, draw, data)
+        elbo_term = ascent.estimate(self.elbo, key, broadcast, start[0].family, data, self.steps_per_round)
 
         def step(carry, number):
             return self._step(key, carry, number, broadcast, data)[0], None

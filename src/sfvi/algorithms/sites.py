@@ -264,11 +264,11 @@ class BoundSites(NamedTuple):
         draw = ascent.common_draw(self.elbo, key, broadcast, data, self.steps_per_round)
 
         def term(shared):
-            return ascent.estimate(self.elbo, shared, state.family, draw, data)
+            return ascent.at_draw(self.elbo, shared, state.family, draw, data)
 
         floor = LOOSE * _share(broadcast, data)
         bend = curvature(term, broadcast.shared, broadcast.key, num_probes=NUM_PROBES, floor=floor)
-        elbo_term = term(broadcast.shared)
+        elbo_term = ascent.estimate(self.elbo, key, broadcast, state.family, data, self.steps_per_round)
 
         def step(carry, number):
             return self._step(key, carry, number, problem, data)[0], None

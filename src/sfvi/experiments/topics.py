@@ -14,7 +14,7 @@ from . import topics_methods as methods
 from .base import Cell, Result, Results, markdown, name
 from .spec import Rounds, check_seeds
 from .topics_corpus import Source, corpus
-from .topics_methods import ALPHA, BETA, Effort, Variant
+from .topics_methods import ALPHA, BETA, ELBO_DRAWS, Effort, Variant
 from .topics_picture import draw
 
 PUBLISHED, LEARNED, AMORTIZED, PRINTED = "published", "published, learned", "published, amortized", "printed"
@@ -27,6 +27,7 @@ VARIANTS = {
 KEPT = {"AVITM": 0.4, "AVITM, less dropout": 0.8}  # by dropout: as published, and as later versions have it
 OURS = ("SFVI", "SFVI-Avg", "Sites", "Independent", "pooled")
 READ = ((PUBLISHED, "SFVI"), (PUBLISHED, "SFVI-Avg"), ("autoencoder", "AVITM"), ("LDA", "gensim"), (PRINTED, "SFVI"))
+ELBO = "elbo at the end"
 Method = tuple[str, str]  # model and inference
 Model = Literal["published", "published, learned", "published, amortized", "printed"]
 
@@ -124,7 +125,8 @@ class TopicsExperiment:
 
     def report(self, results: Results) -> str:
         """The table, the paper's claims, and the words."""
-        columns = ["model", "inference", "NPMI", "UMass", "diversity", "perplexity", "rounds", "MB a silo", "minutes"]
+        columns = ["model", "inference", "NPMI", "UMass", "diversity", "perplexity", "ELBO, thousands"]
+        columns += ["rounds", "MB a silo", "minutes"]
         rows = []
         for method in self.methods():
             runs = self._runs(results, method)
@@ -132,6 +134,7 @@ class TopicsExperiment:
                 continue
             shown = [_mean([np.mean(run[score]) for run in runs], 3) for score in ("npmi", "umass", "diversity")]
             shown.append(_mean([run["perplexity"] for run in runs if "perplexity" in run], 0))
+            shown.append(_mean([run[ELBO] / 1e3 for run in runs if ELBO in run], 0, ","))
             broke = sum("broke" in run for run in runs)
             done = f"{runs[0]['rounds']:,}" if runs[0]["rounds"] else ""
             rounds = f"{broke} of {len(runs)} diverged" if broke else done
@@ -167,6 +170,7 @@ class TopicsExperiment:
         known = {**variant._asdict(), "batch": self.batch, "document step size": self.document_step_size}
         known["step size"] = self.encoder_step_size if variant.amortized else self.step_size
         known |= {} if variant.learned else {"alpha": ALPHA, "beta": BETA}
+        known |= {} if method == "Independent" else {"ELBO draws": ELBO_DRAWS}
         rounds = {"SFVI-Avg": self.average, "Sites": self.sites}.get(method)
         return known | ({"steps": self.steps} if rounds is None else {"rounds": list(rounds)})
 
@@ -176,7 +180,7 @@ class TopicsExperiment:
         coherence = {
             method: np.mean([np.mean(run["umass"]) for run in found]) for method, found in runs.items() if found
         }
-        reached = {m: np.mean([run["elbo"][1][-1] for run in runs[m]]) for m in ("SFVI", "SFVI-Avg") if runs[m]}
+        reached = {m: np.mean([run[ELBO] for run in runs[m]]) for m in ("SFVI", "SFVI-Avg") if runs[m]}
         lines = []
 
         def claim(text, one, other, values, form):
@@ -207,9 +211,9 @@ class TopicsExperiment:
         return [results[cell] for cell in cells if cell in results]
 
 
-def _mean(values, digits):
+def _mean(values, digits, form=""):
     """Mean and standard error of seeds."""
     if not values:
         return ""
     mean, error = scores.collected([{"score": float(value)} for value in values])["score"]
-    return f"{mean:.{digits}f}" + ("" if np.isnan(error) else f" ± {error:.{digits}f}")
+    return f"{mean:{form}.{digits}f}" + ("" if np.isnan(error) else f" ± {error:.{digits}f}")

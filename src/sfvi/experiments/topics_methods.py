@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,9 +15,11 @@ from numpyro.infer import init_to_uniform
 
 from .. import bounds, families, topics
 from ..algorithms import SFVI, AlgorithmOptions, SFVIAvg, Sites
+from ..algorithms.elbo import Elbo
 from ..baselines import Avitm, avitm
 from ..model import StructuredModel
 from ..posterior import GlobalPosterior
+from ..results import Fit
 from ..silo_fitting import fit_silo
 from ..zoo import document_encoder, prod_lda
 from .base import Result, attempt
@@ -28,6 +31,7 @@ DOCUMENT_SCALE = 1.0  # as wide as the prior or narrower: else a learned alpha g
 NUM_DRAWS = 50
 HELD_OUT_STEPS = 300  # for the weights of held-out documents
 TRACE = 200  # points of an ELBO's way that are kept
+ELBO_DRAWS = 10  # for the ELBO at the end
 TINY = 1e-12
 ALPHA, BETA = 1.0, 0.5  # of the published form, unless they are learned; alpha as published
 Load = Callable[[], Corpus]
@@ -71,7 +75,7 @@ class Effort(NamedTuple):
     encoder_step_size: float
 
 
-def model_of(corpus: Corpus, effort: Effort, variant: Variant, batch: int) -> StructuredModel:
+def model_of(corpus: Corpus, effort: Effort, variant: Variant, batch: int | None) -> StructuredModel:
     """ProdLDA."""
     chosen: dict[str, Any] = {} if variant.learned else {"alpha": ALPHA, "beta": BETA, "fixed": True}
     return prod_lda(
@@ -156,6 +160,7 @@ def federated(name: str, variant: Variant, effort: Effort, load: Load, seed: int
     extra |= {} if corpus.in_common is None else {"in common": corpus.in_common}
     extra["theta"] = {part: float(value) for part, value in found.theta.items()}
     extra["elbo"] = thinned(found.elbo, per_round)
+    extra["elbo at the end"] = round(reached(found, model_of(corpus, effort, variant, None), silos), 1)
     return measured(corpus, *learned(found.posterior, corpus)) | extra | broke
 
 
@@ -248,6 +253,32 @@ def learned(posterior: GlobalPosterior, corpus: Corpus) -> tuple[np.ndarray, np.
         odds = np.exp(scores - scores.max(1, keepdims=True))
         total += odds / odds.sum(1, keepdims=True) / NUM_DRAWS
     return found, np.log(total + TINY)
+
+
+def reached(found: Fit, model: StructuredModel, silos: dict[str, Bag]) -> float:
+    """The ELBO of all documents where a fit ended; of a minibatch it says more about how long its documents are.
+
+    Args:
+        found: The fit.
+        model: The same model without minibatches.
+        silos: The documents.
+    """
+    posterior, key = found.posterior, jax.random.key(0)
+    elbo = Elbo(SFVI(local_family=posterior.local_family, bound=posterior.bound), model)
+    noise = elbo.global_noise(key, posterior.shared, ELBO_DRAWS)
+
+    @jax.jit
+    def term(shared, free, data, noise):
+        def one(inputs):
+            number, noise = inputs
+            return elbo.silo(shared, free, elbo.draw(key, number, data, noise[None]), data)
+
+        return jnp.mean(jax.lax.map(one, (jnp.arange(ELBO_DRAWS), noise)))
+
+    total = float(elbo.server(posterior.shared, noise))
+    for silo, bag in silos.items():
+        total += float(term(posterior.shared, found.silo(silo).free, model.silo_data(silo, bag), noise))
+    return total
 
 
 def measured(corpus: Corpus, found: np.ndarray, logs: np.ndarray | None) -> Result:
