@@ -58,12 +58,13 @@ def test_what_is_left_of_the_noise(noise):
     assert np.sqrt(np.mean(log_sds**2)) < 2 * expected
 
 
-def test_strong_correlations_change_nothing():
+@pytest.mark.parametrize(("apart", "noise"), [(0.04, 0.5), (0.04, 2.0), (0.01, 2.0)])
+def test_strong_correlations_change_nothing(apart, noise):
     """As of an intercept and the slope of a covariate that is far from zero. In units of single parameters scales run
-    away here: their curvature is that of an effect whose others are known."""
-    root = jnp.array([[1.0, 0.0, 0.0], [-0.999, 0.04, 0.0], [0.5, 0.5, 0.7]])
-    means, log_sds = run(under_noise(ROUNDS), 0.5, root=root)
-    expected = 0.5 * np.sqrt(GAIN**2 / (2 * GAIN - 1) / ((1 - BEGIN) * ROUNDS))
+    away here: their curvature is that of an effect whose others are known. With steps to first order they shrink."""
+    root = jnp.array([[1.0, 0.0, 0.0], [-1.0, apart, 0.0], [0.5, 0.5, 0.7]])
+    means, log_sds = run(under_noise(ROUNDS), noise, root=root)
+    expected = noise * np.sqrt(GAIN**2 / (2 * GAIN - 1) / ((1 - BEGIN) * ROUNDS))
     assert np.sqrt(np.mean(means**2)) < 2 * expected
     assert np.sqrt(np.mean(log_sds**2)) < 2 * expected
 

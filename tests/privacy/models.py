@@ -43,6 +43,13 @@ def rows_silo(globals_, data):
         numpyro.sample("y", dist.Normal(mu + ours + slope * data["x"], 1.0), obs=data["y"])
 
 
+def plain_silo(globals_, data):
+    """Rows and nothing else."""
+    mu, slope = globals_
+    with numpyro.plate("rows", data["x"].shape[0]):
+        numpyro.sample("y", dist.Normal(mu + slope * data["x"], 1.0), obs=data["y"])
+
+
 def rows_data(n=9, seed=0):
     generator = np.random.default_rng(seed)
     return {"x": generator.normal(size=n), "y": generator.normal(size=n)}

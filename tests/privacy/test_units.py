@@ -17,10 +17,11 @@ from hypothesis.extra.numpy import arrays
 from jax.flatten_util import ravel_pytree
 
 import sfvi
+from sfvi.algorithms import unit_privacy
 from sfvi.algorithms.grid import SPREAD
 from sfvi.algorithms.measure import Measure
 from sfvi.algorithms.privacy import LEAST_CLIP, MOST_CLIP, summand
-from sfvi.algorithms.unit_privacy import AT_ONCE, _drawn
+from sfvi.algorithms.unit_privacy import AT_ONCE
 from sfvi.engines.units import take_apart
 from sfvi.errors import OptionError
 
@@ -115,9 +116,9 @@ def test_the_bound_on_a_unit_is_reached():
     np.testing.assert_allclose(change, CLIP, rtol=1e-6)
 
 
-def step(privacy, *, rounds=1, n=200):
-    """Replies of a silo of rows under different keys: (key, round, coordinate)."""
-    model = models.model(models.rows_silo)
+def step(privacy, *, n=200):
+    """Replies of a silo of rows under different keys: (key, coordinate)."""
+    model = models.model(models.plain_silo)
     algorithm = sfvi.SFVI(privacy=privacy, bound=sfvi.bounds.elbo()).bind(model)
     data = model.silo_data("a", models.rows_data(n=n))
     data = take_apart(model, "a", data, {})
@@ -160,36 +161,10 @@ def test_units_are_drawn_as_often_as_promised(double):
     with jax.enable_x64(double):
         model = linear_model()
         data = take_apart(model, "a", model.silo_data("a", linear_data(n=size)), {})
-        drawn = _drawn(jax.random.key(0), sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, sampling_rate=rate), data)
+        drawn = unit_privacy._drawn(
+            jax.random.key(0), sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, sampling_rate=rate), data
+        )
     assert abs(np.mean(drawn) - rate) < 4 * math.sqrt(rate * (1 - rate) / size)
-
-
-def test_units_follow_the_means_of_their_parents():
-    r"""Where these are moved by noisy steps, a unit's posterior given them stays what it is until it steps itself."""
-    model, data = models.model(models.visits_silo), models.visits_data()
-    options = sfvi.SFVI(privacy=PRIVATE, optimizer=optax.sgd(0.01), local_optimizer=optax.sgd(0.0))
-    algorithm, key = options.bind(model), jax.random.key(0)
-    silo = take_apart(model, "a", model.silo_data("a", data), {})
-    server = algorithm.server_init(key, {}, jnp.array([7.0]))
-    broadcast = algorithm.broadcast(key, server)
-    start = algorithm.silo_init(key, broadcast, silo)
-    noise = iter(jax.random.split(key, 100))
-    state = start._replace(
-        family=jax.tree.map(lambda leaf: leaf + jax.random.normal(next(noise), leaf.shape), start.family)
-    )
-
-    def given(state, z_global):
-        return state.family.conditional(jnp.full((1, 1), 0.3), z_global, state.center)
-
-    for _ in range(3):
-        point = broadcast.shared.family.center
-        after, reply, _ = algorithm.silo_step(key, state, broadcast, silo)
-        assert_trees_close(given(after, point), given(state, point))
-        assert jnp.linalg.norm(after.family.silo.loc - state.family.silo.loc) > 1e-3
-        state, several = after, jax.tree.map(lambda leaf: leaf[None], reply)
-        server, _ = algorithm.server_step(server, broadcast, several, algorithm.participants(key, server))
-        broadcast = algorithm.broadcast(key, server)
-        assert jnp.linalg.norm(broadcast.shared.family.center - point) > 1e-3
 
 
 def test_units_move_whether_they_are_drawn_or_not():
@@ -326,6 +301,15 @@ def test_noise_cannot_be_shared_by_more_silos_than_there_are():
         sfvi.fit(linear_model(), {"a": linear_data()}, key=0, num_rounds=2, algorithm=sfvi.SFVI(privacy=privacy))
 
 
+def test_latents_of_a_silo_do_not_learn_under_a_share_of_the_noise():
+    """They stay in the silo, where nobody else's noise comes; later replies tell of them."""
+    privacy = sfvi.UnitPrivacy(clip=1.0, epsilon=1.0, shared_by=2)
+    silos = {"a": models.rows_data(), "b": models.rows_data(seed=1)}
+    model, algorithm = models.model(models.rows_silo), sfvi.SFVI(privacy=privacy)
+    with pytest.raises(OptionError, match="shared_by is for models without latents of a silo's own"):
+        sfvi.fit(model, silos, key=0, num_rounds=2, algorithm=algorithm)
+
+
 def test_a_unit_that_breaks_is_not_heard_of():
     """Its step is not taken, its part is nothing: whether numbers are finite would tell of its data."""
     data = linear_data(n=6)
@@ -411,14 +395,17 @@ def test_a_run_does_not_go_on_with_other_noise(first, tmp_path):
         sfvi.fit(model, silos, algorithm=sfvi.SFVI(privacy=PRIVATE, **common), **options)
 
 
-def test_a_model_without_global_latents_has_noise_too():
+@pytest.mark.parametrize("family", [None, sfvi.families.full()])
+@pytest.mark.parametrize("units", [False, True])
+def test_a_model_without_global_latents_has_noise_too(units, family):
     def silo(nothing, data):
         mu = numpyro.param("mu", 0.5)
         with numpyro.plate("rows", len(data["y"])):
-            numpyro.sample("y", dist.Normal(mu, 1.0), obs=data["y"])
+            mean = numpyro.sample("b", dist.Normal(mu, 1.0)) if units else mu
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=data["y"])
 
     data = {"a": {"y": np.arange(5.0)}}
-    private = sfvi.SFVI(privacy=sfvi.UnitPrivacy(clip=0.5, noise_multiplier=0.1))
+    private = sfvi.SFVI(privacy=sfvi.UnitPrivacy(clip=0.5, noise_multiplier=0.1), global_family=family)
     fit = sfvi.fit(sfvi.StructuredModel(lambda: None, silo), data, key=0, num_rounds=5, algorithm=private)
     assert np.isfinite(float(fit.theta["mu"]))
     assert float(fit.theta["mu"]) != 0.5

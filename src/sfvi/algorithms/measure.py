@@ -54,19 +54,22 @@ def whiten(gaussian: Gaussian, gradient: Any) -> Any:
 
 
 def moved(gaussian: Gaussian, step: Any) -> Any:
-    r"""By how much a small step changes parameters: means by $A \delta$, and $A$, if it is triangular, by $A M$.
+    r"""By how much a step changes parameters: means by $A \delta$, and $A$, if it is triangular, by $A M$.
+
+    To first order only it would not do: where correlations are strong, $M^2$ is many conditional sds.
 
     Args:
         gaussian: Where the step is taken.
-        step: $\delta$ in place of the means, the diagonal of M in place of $\log \sigma$, the rest in place of $L$.
+        step: $\delta$ in place of the means, the diagonal of M in place of $\log \sigma$, the rest in place of $L$; the
+            diagonal is above -1.
     """
-    if not isinstance(gaussian, FullGaussian):
+    if not _triangular(gaussian):
         return _with_loc(step, _root(gaussian, step.loc))
     size = gaussian.loc.shape[0]
-    triangle = unpack(gaussian.lower, size)
-    product = triangle @ (unpack(step.lower, size) + jnp.diag(step.log_scale - 1.0))
-    lower = pack(product - triangle * step.log_scale[:, None])
-    return FullGaussian(jnp.exp(gaussian.log_scale) * (triangle @ step.loc), step.log_scale, lower)
+    triangle, grown = unpack(gaussian.lower, size), 1.0 + step.log_scale
+    after = (triangle @ (unpack(step.lower, size) + jnp.diag(step.log_scale))) / grown[:, None]
+    loc = jnp.exp(gaussian.log_scale) * (triangle @ step.loc)
+    return FullGaussian(loc, jnp.log(grown), pack(after - triangle))
 
 
 def _unwhiten(gaussian, whitened):
@@ -75,8 +78,8 @@ def _unwhiten(gaussian, whitened):
 
 
 def _step_to(gaussian, change):
-    """The inverse of `moved`."""
-    if not isinstance(gaussian, FullGaussian):
+    """The inverse of `moved`, for small changes."""
+    if not _triangular(gaussian):
         return _with_loc(change, _root(gaussian, change.loc, inverse=True))
     size = gaussian.loc.shape[0]
     triangle = unpack(gaussian.lower, size)
@@ -97,6 +100,10 @@ def _root(gaussian, vector, *, inverse=False):
     vector = scale * vector if inverse else vector
     turned = vector + directions @ (along * (directions.T @ vector))
     return turned if inverse else scale * turned
+
+
+def _triangular(gaussian):
+    return isinstance(gaussian, FullGaussian) and gaussian.loc.shape[0] > 0
 
 
 def _zero(gaussian):

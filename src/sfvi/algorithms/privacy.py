@@ -106,8 +106,9 @@ class UnitPrivacy(AbstractPrivacy):
 
     The gradient of each unit's part of $\mathcal{L}_j$, in $(\eta_G, \theta, \phi)$ and in the parameters of the
     silo's own latents, measured in posterior sds (`measure.py`), is shortened to norm $C$; to their sum noise is added.
-    With n units in all and d latents outside of them, $C = 10 \sqrt{d / n}$ shortens few; a clip that shortens many
-    biases the result, which a trial with `noise_multiplier=0` shows. Units take part in a round with probability q each
+    With n units in all and d latents outside of them, $C = 5 \sqrt{d (d + 3) / 2 n}$ shortens few ($7 \sqrt{d / n}$ if
+    $q(z_G)$ is a mean field); a clip that shortens many biases the result, which a trial with `noise_multiplier=0`
+    shows. Units take part in a round with probability q each
     (Poisson sampling), chosen by the silo in secret, and their sum is divided by q. If no `optimizer` is given and the
     number of rounds is known, $\eta_G$ and the silos' own latents move by steps that average over noise
     (`under_noise.py`).

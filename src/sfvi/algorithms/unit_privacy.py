@@ -14,8 +14,9 @@ other unit's summand, and its own is bounded. It moves in every round, whether t
 made from all units' data, every summand depends on it, and so it sees their gradients through the same noise.
 
 Where there is noise, $q(z_i \mid z_G, z_s)$ stays what it is when $\mu_G$ and $\mu_s$ move (`recentered`): the units'
-means move along by $C_i$ times as much. If they had to follow by steps of their own, $\mu_G$ would see the curvature of
-data in which latents are known, many times that of the posterior, and arrive as slowly as EM does.
+means move along by $C_i$ times as much, and $g_i$ is the gradient for means that move along. If they had to follow by
+steps of their own, $\mu_G$ would see the curvature of data in which latents are known, many times that of the
+posterior, and arrive as slowly as EM does.
 """
 
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 
 from .. import _optim
 from .._types import Key, Scalar
+from ..errors import OptionError
 from ..families import BlockGaussian, Local, StructuredLocal
 from ..model import SiloData
 from ..model.apart import Apart
@@ -48,6 +50,11 @@ class Summed(NamedTuple):
 
 def start(options: AbstractVariationalOptions, family: StructuredLocal) -> local_params.LocalOptState:
     """Start the optimizers of a silo's parameters; every unit has a state of its own."""
+    if family.silo is not None and options.privacy is not None and options.privacy.shared_by > 1:
+        raise OptionError(
+            "privacy: shared_by is for models without latents of a silo's own: those learn in the silo, where only its "
+            "share of the noise is; leave shared_by out."
+        )
     own = None if family.silo is None else _optim.init(options.shared_optimizer, family.silo)
     units = {plate: _optim.init(options.own_optimizer, block, per_unit=True) for plate, block in family.units.items()}
     return local_params.LocalOptState(own, units)
@@ -80,7 +87,8 @@ def step(
     of_units, of_sum = jax.random.split(secret_key(key, broadcast.round, data))
     present = _drawn(of_units, privacy, data)
     assert data.apart is not None
-    at = _At(elbo, family, broadcast, elbo.draw(key, broadcast.round, data, noise), data, data.apart)
+    draw = elbo.draw(key, broadcast.round, data, noise)
+    at = _At(elbo, family, broadcast, draw, data, data.apart, follows=privacy.noise > 0)
     nothing = at.nothing()
     units = Measure(broadcast.shared, family.silo)
     total = _sum(at, privacy, nothing, present, units)
@@ -99,6 +107,7 @@ class _At(NamedTuple):
     draw: Draw
     data: SiloData
     apart: Apart
+    follows: bool
 
     def unit(self, number):
         """A unit's term, and its gradients in what is shared and in the parameters of the silo's own latents."""
@@ -131,7 +140,9 @@ class _At(NamedTuple):
             return jax.grad(term)(self._rows(number))
 
         found = jax.lax.map(jax.vmap(one), blocks)
-        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf.reshape(-1, *leaf.shape[2:-1])[:size], 0, -1), found)
+        return jax.tree.map(
+            lambda leaf: jnp.moveaxis(leaf.reshape(blocks.size, *leaf.shape[2:-1])[:size], 0, -1), found
+        )
 
     def _rows(self, number):
         return jax.tree.map(lambda leaf: jnp.take(leaf, number[None], axis=-1), self.family.units)
@@ -143,7 +154,10 @@ class _At(NamedTuple):
 
     def _term(self, units, draw, silo):
         def term(shared, own):
-            return self.elbo.silo(shared, StructuredLocal(own, units), draw, silo)
+            family = StructuredLocal(own, units)
+            if self.follows:
+                family = _along(family, shared.family.center)
+            return self.elbo.silo(shared, family, draw, silo)
 
         value, gradient = jax.value_and_grad(term, argnums=(0, 1))(self.broadcast.shared, self.family.silo)
         return Summed(gradient, value)
@@ -202,6 +216,15 @@ def _ascend(options, family, opt_state, gradient):
     return StructuredLocal(own, units), local_params.LocalOptState(own_state, states)
 
 
+def _along(family, center):
+    r"""The same family, whose units move along where $\mu_G$ and $\mu_s$ do: for derivatives."""
+    shift = center - jax.lax.stop_gradient(center)
+    if family.silo is not None:
+        own = family.silo.loc[:, 0]
+        family = StructuredLocal(family.silo, _following(family.units, own - jax.lax.stop_gradient(own)))
+    return family.recentered(shift)
+
+
 def _following(units, shift):
     r"""Units' blocks as they were in terms of $z_s$ when its mean moves; their last parents are its residual."""
 
@@ -211,6 +234,7 @@ def _following(units, shift):
         others = jnp.zeros(block.coupling.shape[0] - shift.shape[0], shift.dtype)
         return block.recentered(jnp.concatenate([others, shift]))
 
+    shift = jnp.where(jnp.all(jnp.isfinite(shift)), shift, 0.0)
     return {plate: follow(block) if isinstance(block, BlockGaussian) else block for plate, block in units.items()}
 
 

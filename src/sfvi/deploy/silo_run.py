@@ -233,8 +233,8 @@ class SiloRun:
         if not (all_finite(reply) and all_finite(state)):
             if leg.algorithm.elbo.options.privacy is None:
                 self._broke(step, leg, held, broadcast)
-            log.error("step %d broke; what is not finite is sent as zero, and stays as it was here", step)
-            reply, state = _finite(reply, jax.tree.map(jnp.zeros_like, reply)), _finite(state, held.state)
+            log.error("step %d broke; what is not finite is sent as zero, and nothing changes here", step)
+            reply, state = _finite(reply), held.state
         new = held._replace(version=step, attempt=order.attempt, state=state)
         elbo = float(info.elbo_term) if self.spec.disclose_elbo else None
         if self._masks is not None:
@@ -312,9 +312,9 @@ class SiloRun:
         return start, handed, residual
 
 
-def _finite(new, old):
-    """Numbers that are, and the old ones where they are not; with noise a server is not told which."""
-    return jax.tree.map(lambda n, o: jnp.where(jnp.isfinite(n), n, o), new, old)
+def _finite(reply):
+    """Numbers that are, and zero where they are not; with noise a server is not told which."""
+    return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0.0), reply)
 
 
 def _question(whole, message, order, held):
