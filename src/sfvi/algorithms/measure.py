@@ -63,7 +63,7 @@ def moved(gaussian: Gaussian, step: Any) -> Any:
         step: $\delta$ in place of the means, the diagonal of M in place of $\log \sigma$, the rest in place of $L$; the
             diagonal is above -1.
     """
-    if not isinstance(gaussian, FullGaussian) or not gaussian.loc.size:
+    if not isinstance(gaussian, FullGaussian):
         return _with_loc(step, _root(gaussian, step.loc))
     size = gaussian.loc.shape[0]
     triangle, grown = unpack(gaussian.lower, size), 1.0 + step.log_scale
@@ -79,7 +79,7 @@ def _unwhiten(gaussian, whitened):
 
 def _step_to(gaussian, change):
     """The inverse of `moved`, for small changes."""
-    if not isinstance(gaussian, FullGaussian) or not gaussian.loc.size:
+    if not isinstance(gaussian, FullGaussian):
         return _with_loc(change, _root(gaussian, change.loc, inverse=True))
     size = gaussian.loc.shape[0]
     triangle = unpack(gaussian.lower, size)

@@ -92,7 +92,9 @@ def mean_field():
 def full():
     """Gaussian with full covariance: n (n + 3) / 2 parameters."""
 
-    def build(loc: GlobalVec, scale: float) -> FullGaussian:
+    def build(loc: GlobalVec, scale: float) -> FullGaussian | MeanFieldGaussian:
+        if loc.shape[0] == 0:
+            return mean_field()(loc, scale)
         lower = jnp.zeros(packed_size(loc.shape[0]), loc.dtype)
         return FullGaussian(loc, jnp.full_like(loc, jnp.log(scale)), lower)
 

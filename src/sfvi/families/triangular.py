@@ -21,10 +21,8 @@ def unpack(packed: Float[Array, "m *batch"], size: int) -> Float[Array, "n n *ba
 
     The entries are laid out as in TensorFlow Probability's `fill_triangular`.
     """
-    batch = packed.shape[1:]
-    if size == 0:
-        return jnp.zeros((0, 0, *batch), packed.dtype)
     inner = size - 1  # below the diagonal lies a triangle of this side, its own diagonal included
+    batch = packed.shape[1:]
     square = jnp.concatenate([packed[inner:], jnp.flip(packed, 0)], axis=0)
     square = square.reshape(inner, inner, *batch)
     trailing = (1,) * len(batch)
