@@ -77,9 +77,9 @@ def test_gradients_are_those_of_means_that_units_follow():
     def moved(by):
         center = broadcast.shared.family.loc + by * shift
         there = eqx.tree_at(lambda s: s.family.loc, broadcast.shared, center)
-        block = family.silo.recentered(by * shift)
-        block = eqx.tree_at(lambda b: b.loc, block, block.loc + by * own_shift[:, None])
-        rows = at._rows(first)["children"].recentered(by * jnp.concatenate([shift, own_shift]))
+        block = eqx.tree_at(lambda b: b.loc, family.silo, family.silo.loc + by * own_shift[:, None])
+        lag = jnp.tensordot(shift, family.silo.coupling, 1)[:, 0]
+        rows = at._rows(first)["children"].recentered(by * jnp.concatenate([shift, own_shift - lag]))
         local = StructuredLocal(block, {"children": rows})
         return elbo.silo(there, local, at._noise(first), apart.take(found.data, first))
 

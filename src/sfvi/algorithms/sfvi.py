@@ -335,11 +335,11 @@ class BoundSFVI(NamedTuple):
 
 
 def _followed(state, broadcast):
-    r"""The silo's state with $q(z_L \mid z_G)$ as it was before $\mu_G$ moved, if it says from where."""
+    """The silo's state where units have followed the broadcast's center, if it says from where."""
     if state.center is None:
         return state
     center = broadcast.shared.family.center
-    return state._replace(family=state.family.recentered(center - state.center), center=center)
+    return state._replace(family=unit_privacy.followed(state.family, center - state.center), center=center)
 
 
 def _sum(tree, weights):

@@ -13,7 +13,7 @@ $\eta_i$ needs no noise: it is made from unit i's data and from what left earlie
 other unit's summand, and its own is bounded. It moves in every round, whether the unit is drawn or not. $\eta_s$ is
 made from all units' data, every summand depends on it, and so it sees their gradients through the same noise.
 
-Where there is noise, $q(z_i \mid z_G, z_s)$ stays what it is when $\mu_G$ and $\mu_s$ move (`recentered`): the units'
+Where there is noise, $q(z_i \mid z_G, z_s)$ stays what it is when $\mu_G$ and $\mu_s$ move (`followed`): the units'
 means move along by $C_i$ times as much, and $g_i$ is the gradient for means that move along. If they had to follow by
 steps of their own, $\mu_G$ would see the curvature of data in which latents are known, many times that of the
 posterior, and arrive as slowly as EM does.
@@ -25,9 +25,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import _optim
-from .._types import Key, Scalar
+from .._types import GlobalVec, Key, Scalar
 from ..errors import OptionError
-from ..families import BlockGaussian, Local, StructuredLocal
+from ..families import Local, StructuredLocal
 from ..model import SiloData
 from ..model.apart import Apart
 from ..objectives import Shared
@@ -94,7 +94,8 @@ def step(
     total = _sum(at, privacy, nothing, present, units)
     of_drawn = units.back(noisy(privacy, of_sum, total.gradient, noise.dtype) / privacy.rate)
     gradient, own = jax.tree.map(jnp.add, nothing.gradient, of_drawn)
-    stepped = _ascend(elbo.options, family, opt_state, StructuredLocal(own, at.own()))
+    own_gradient = StructuredLocal(own, at.own())
+    stepped = _ascend(elbo.options, family, opt_state, own_gradient, broadcast.shared.family.center)
     return stepped, gradient, nothing.value + total.value / privacy.rate
 
 
@@ -200,13 +201,13 @@ def _sum(at, privacy, nothing, present, units):
     return some(0, begin) if width == size else jax.lax.fori_loop(0, (count + width - 1) // width, some, begin)
 
 
-def _ascend(options, family, opt_state, gradient):
+def _ascend(options, family, opt_state, gradient, center):
     """Step uphill: the silo's own latents under noise, hence as what is shared, and all units without."""
     own, own_state, before = None, None, family.units
     if family.silo is not None:
         own, own_state = _optim.ascend(options.shared_optimizer, gradient.silo, opt_state.silo, family.silo)
         if options.privacy.noise > 0:
-            before = _following(before, (own.loc - family.silo.loc)[:, 0])
+            before = _units_followed(family, jnp.zeros_like(center), (own.loc - family.silo.loc)[:, 0]).units
     units, states = {}, {}
     for plate, block in before.items():
         old = (block, opt_state.units[plate])
@@ -216,26 +217,33 @@ def _ascend(options, family, opt_state, gradient):
     return StructuredLocal(own, units), local_params.LocalOptState(own_state, states)
 
 
+def followed(family: StructuredLocal, shift: GlobalVec) -> StructuredLocal:
+    r"""A silo's parameters when $\mu_G$ has moved: units' posteriors given $(z_G, z_s)$ are as they were.
+
+    The silo's own latents stay where they are: their $C_s$ is full of noise, and would carry it on.
+    """
+    moved = jnp.zeros(0, shift.dtype)
+    if family.silo is not None:
+        moved = -(family.silo.mean(shift) - family.silo.loc)[:, 0]  # of the mean of z_s where z_G stays
+    return _units_followed(family, shift, moved)
+
+
 def _along(family, center):
     r"""The same family, whose units move along where $\mu_G$ and $\mu_s$ do: for derivatives."""
-    shift = center - jax.lax.stop_gradient(center)
+    still = jax.lax.stop_gradient
+    shift, moved = center - still(center), jnp.zeros(0, center.dtype)
     if family.silo is not None:
-        own = family.silo.loc[:, 0]
-        family = StructuredLocal(family.silo, _following(family.units, own - jax.lax.stop_gradient(own)))
-    return family.recentered(shift)
+        fixed = still(family.silo)
+        moved = (family.silo.loc - fixed.loc - (fixed.mean(shift) - fixed.loc))[:, 0]
+    return _units_followed(family, shift, moved)
 
 
-def _following(units, shift):
-    r"""Units' blocks as they were in terms of $z_s$ when its mean moves; their last parents are its residual."""
-
-    def follow(block):
-        if block.coupling is None:
-            return block
-        others = jnp.zeros(block.coupling.shape[0] - shift.shape[0], shift.dtype)
-        return block.recentered(jnp.concatenate([others, shift]))
-
-    shift = jnp.where(jnp.all(jnp.isfinite(shift)), shift, 0.0)
-    return {plate: follow(block) if isinstance(block, BlockGaussian) else block for plate, block in units.items()}
+def _units_followed(family, shift, moved):
+    """Units' blocks recentered, where the center of z_G moves by `shift` and the mean of z_s given z_G by `moved`."""
+    parents = jnp.concatenate([shift, moved])
+    parents = jnp.where(jnp.all(jnp.isfinite(parents)), parents, 0.0)
+    units = {plate: block.recentered(parents) for plate, block in family.units.items()}
+    return StructuredLocal(family.silo, units)
 
 
 def _finite(tree, size):
