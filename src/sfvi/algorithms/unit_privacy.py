@@ -203,7 +203,8 @@ def _sum(at, privacy, nothing, present, units):
 
 def _ascend(options, family, opt_state, gradient, center):
     """Step uphill: the silo's own latents under noise, hence as what is shared, and all units without."""
-    own, own_state, before = None, None, family.units
+    before: dict[str, Any] = family.units
+    own, own_state = None, None
     if family.silo is not None:
         own, own_state = _optim.ascend(options.shared_optimizer, gradient.silo, opt_state.silo, family.silo)
         if options.privacy.noise > 0:
