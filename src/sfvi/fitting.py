@@ -34,6 +34,7 @@ from .run_checks import (
     check_support,
     check_weights,
     fingerprint,
+    remark_on_noise,
     settle_bound,
 )
 from .stages import Stage
@@ -112,6 +113,8 @@ def fit(
     check_fixed_noise(options, model, data)
     parts = stages.schedule(options, run_key, num_rounds, ends=rule is None)
     planned = stages.plan(model, data, theta, parts)
+    for stage in planned:
+        _warn_of_noise(stage, theta, len(data))
     check_support(theta, data, planned[0].batches)
     parameters = stages.warm(start, planned[0], theta, data)
     saved: list[Checkpoint | None] = [None] * len(planned)
@@ -136,6 +139,16 @@ def fit(
             _raise_divergence(done[-1], data, _result(model, data, done, origin))
         parameters = next((part for part in done if part.is_main), done[-1]).handed_on()
     return _say(_result(model, data, done, origin), done)
+
+
+def _warn_of_noise(stage, theta, num_silos):
+    """Say before the first round if noise will drown what the run looks for."""
+    elbo = stage.bound.elbo
+    if elbo.options.privacy is not None:
+        family = eqx.filter_eval_shape(elbo.start_shared, stage.key, theta).family
+        said = remark_on_noise(elbo.options, family, num_silos=num_silos, num_rounds=stage.num_rounds)
+        if said is not None:
+            warnings.warn(said, stacklevel=3)
 
 
 def _result(model, data, done, origin: Provenance) -> Fit:
@@ -166,7 +179,7 @@ def _result(model, data, done, origin: Provenance) -> Fit:
         seconds=sum(part.outcome.seconds for part in done),
         provenance=origin._replace(
             sent=replies((part.bound, _silent(part)) for part in done),
-            privacy=spent(elbo.options, len(stage.outcome.history.elbo)),
+            privacy=spent(elbo.options, shared.family, num_silos=len(data), num_rounds=len(stage.outcome.history.elbo)),
         ),
     )
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._types import Theta
+from .algorithms import noise_left
 from .algorithms.local_params import check_network, network_inputs
 from .algorithms.participation import Everyone, Sampled
 from .bounds import Bound, elbo, locally_enhanced
@@ -57,6 +58,18 @@ def check_participation(participation, key, names, num_rounds):
                 "must come from the key (jax.random, not numpy.random)."
             )
         check_weights(first, number, names)
+
+
+def remark_on_noise(options: Any, family: Any, *, num_silos: int, num_rounds: int) -> str | None:
+    """A sentence if noise will leave more in the means than the posterior's own uncertainty; see `noise_left`."""
+    left = noise_left(options, family, num_silos=num_silos, num_rounds=num_rounds)
+    if left is None or left < 1:
+        return None
+    return (
+        f"privacy: the noise will leave an error of about {left:.2g} posterior sds or more in the means, so that the "
+        "result tells little; raise epsilon, have more units (which allow for a smaller clip), or let silos make the "
+        "noise together (shared_by, with a secure sum)."
+    )
 
 
 def check_weights(drawn, number, names):

@@ -160,6 +160,7 @@ class Spent(NamedTuple):
         sampling_rate: $q$.
         rounds: How many replies of a silo.
         shared_by: How many silos made the noise together.
+        left: Error that the noise leaves in the means, in posterior sds, about; None if that is not known.
     """
 
     protects: Literal["unit", "silo"]
@@ -170,23 +171,27 @@ class Spent(NamedTuple):
     sampling_rate: float
     rounds: int
     shared_by: int = 1
+    left: float | None = None
 
     @classmethod
-    def of(cls, privacy: Privacy, rounds: int) -> "Spent":
-        """After so many rounds."""
+    def of(cls, privacy: Privacy, rounds: int, left: float | None = None) -> "Spent":
+        """After so many rounds, which leave so much of the noise in the means."""
         protects: Any = "unit" if isinstance(privacy, UnitPrivacy) else "silo"
         epsilon = spent([privacy.releases(rounds)], privacy.delta)
         about = (privacy.delta, privacy.clip, privacy.noise, privacy.rate, rounds, privacy.shared_by)
-        return cls(protects, epsilon, *about)
+        return cls(protects, epsilon, *about, left)
 
     def __str__(self):
         if math.isinf(self.epsilon):
             return f"No differential privacy: what {self.rounds:,} replies of a silo said had no noise."
         what = "What left a silo" if self.shared_by == 1 else f"The sum of what left {self.shared_by} silos and more"
-        return (
+        said = (
             f"{what} is ({self.epsilon:.3g}, {self.delta:g})-differentially private for each {self.protects} "
             f"({self.rounds:,} replies, noise {self.noise_multiplier:.3g} times the largest contribution)."
         )
+        if self.left is not None:
+            said += f" The noise leaves an error of about {self.left:.2g} posterior sds or more in the means."
+        return said
 
 
 def check_privacy(chosen: Any) -> None:

@@ -7,7 +7,8 @@ $$\mu \leftarrow \mu + r_t(3) A g_\mu, \qquad M = \tfrac12 r_t(0.7) g_M, \qquad
 
 In these units the curvature of the ELBO at its maximum is about one, so that from round $t_1$ on the steps average over
 all rounds since: of noise with standard deviation s in every round about $1.15 s / \sqrt{T - t_1}$ is left in the means
-after T of them, and no optimizer has much less. Adam's steps are as long as its step size says, however loud the noise.
+after T of them (`noise_left`), and no optimizer has much less. Adam's steps are as long as its step size says, however
+loud the noise.
 
 Until $t_1$ parameters wander, and where they wander far they may not come back: data say nothing of a variance
 component that is nearly zero. $v_t$ is the variance of the noise, half the running mean square of the difference
@@ -17,6 +18,7 @@ very many units. Of a mean field $M$ is diagonal, of low rank $\log \sigma$ move
 by Adam.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -27,8 +29,9 @@ from jaxtyping import Array, Float, Int
 
 from ..families import BlockGaussian, FullGaussian, LowRankGaussian, MeanFieldGaussian
 from ..objectives import Shared
-from .measure import moved, whiten
-from .options import falling_to_zero
+from .measure import Gaussian, moved, whiten
+from .options import AbstractVariationalOptions, falling_to_zero
+from .privacy import UnitPrivacy
 
 CAUTION = 10.0  # one over the largest part of a Newton step
 MEANS, SCALES = 3.0, 0.7  # w
@@ -72,6 +75,31 @@ def under_noise(num_rounds: int) -> optax.GradientTransformation:
         return chosen, NoisyState(state.count + 1, variance, uphill.loc, adams)
 
     return optax.GradientTransformation(init, update)
+
+
+def noise_left(options: AbstractVariationalOptions, family: Any, *, num_silos: int, num_rounds: int) -> float | None:
+    r"""How many posterior sds of noise are left in the means of a Gaussian $q(z_G)$ after a run, about.
+
+    Each of J silos adds $\sigma C / q$ in a round, or its share of it; averages over rounds do the rest. So it is known
+    before the first round: to have less, have more units (which allow for a smaller clip), a larger $\epsilon$, or
+    noise in shares.
+
+    Args:
+        options: The algorithm's, with the noise for this run.
+        family: $q(z_G)$.
+        num_silos: J.
+        num_rounds: T.
+
+    Returns:
+        None where this is not known: without noise for units, of a flow, and where not all silos take part.
+    """
+    privacy = options.privacy
+    if not isinstance(privacy, UnitPrivacy) or privacy.noise == 0:
+        return None
+    if options.participation.partial or not isinstance(family, Gaussian) or not family.loc.size:
+        return None
+    size = privacy.noise * privacy.clip / privacy.rate * math.sqrt(num_silos / privacy.shared_by)
+    return size * GAIN / math.sqrt((2 * GAIN - 1) * (1 - BEGIN) * num_rounds)
 
 
 def _rate(variance, reach, count, num_rounds):

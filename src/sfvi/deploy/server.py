@@ -22,7 +22,7 @@ from ..posterior import GlobalPosterior
 from ..privacy.masking import unmask
 from ..provenance import provenance, replies, spent
 from ..results import Fit, joined_path, joined_trace, noise_error
-from ..run_checks import best_bound, check_fixed_noise, check_participation
+from ..run_checks import best_bound, check_fixed_noise, check_participation, remark_on_noise
 from . import agreement, masked, plan, sums, wire
 from .code import Code
 from .codec import flatten, size_limit, unflatten
@@ -96,6 +96,8 @@ class Server:
         known = self._agree(attempt, known, begun=begun)
         position = self._position(known)
         self._check_versions(position)
+        if position.step == 0:
+            self._warn_of_noise(position.state.shared.family)
         for number in range(position.leg, len(self.legs)):
             position = self._leg(attempt, number, position)
         return self._result(position)
@@ -170,6 +172,14 @@ class Server:
         position = self.ledger.read(states, start.shared)
         nowhere = dict.fromkeys(self.names, -1)
         return position or Position(0, 0, start, None, [], nowhere, self._nobody(), 0.0, (0, 0))
+
+    def _warn_of_noise(self, family):
+        """Say before the first round if noise will drown what the run looks for."""
+        for leg in self.legs:
+            sizes = {"num_silos": len(self.names), "num_rounds": leg.num_rounds}
+            said = remark_on_noise(leg.algorithm.elbo.options, family, **sizes)
+            if said is not None:
+                log.warning("%s", said)
 
     def _check_versions(self, position):
         """Every silo must still have what belongs to where the server stands."""
@@ -346,12 +356,12 @@ class Server:
             convergence=end.convergence,
             seconds=sum(part.seconds for part in position.done),
             fitted=self.names,
-            provenance=self._provenance(len(end.history.elbo)),
+            provenance=self._provenance(len(end.history.elbo), end.shared.family),
         )
         fit.save(self.folder / "result")
         return fit
 
-    def _provenance(self, rounds):
+    def _provenance(self, rounds, family):
         options: Any = self.spec.chosen(self.code)
         names = ("name", "until_converged", "disclose_elbo", "secure_sum", "min_silos", "wire")
         settings = {name: getattr(self.spec, name) for name in names}
@@ -361,7 +371,7 @@ class Server:
         main = next(leg for leg in self.legs if leg.kind == "main")
         return found._replace(
             sent=replies((leg.algorithm, leg.silent_like(like)) for leg, like in pairs),
-            privacy=spent(main.algorithm.elbo.options, rounds),
+            privacy=spent(main.algorithm.elbo.options, family, num_silos=len(self.names), num_rounds=rounds),
         )
 
     def _communication(self, done):

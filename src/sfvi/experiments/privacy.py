@@ -70,30 +70,31 @@ class PrivacyExperiment:
             Cell(name(what, level(epsilon), f"seed {seed}"), common, partial(self.run, what, epsilon, seed))
             for seed in self.seeds
             for what in data
-            for epsilon in (math.inf, *sorted(self.epsilons, reverse=True))
+            for epsilon in (None, math.inf, *sorted(self.epsilons, reverse=True))
         ]
 
-    def run(self, what: str, epsilon: float, seed: int, state: Path) -> Result:
-        """Means and sds of the global posterior."""
+    def run(self, what: str, epsilon: float | None, seed: int, state: Path) -> Result:
+        """Means and sds of the global posterior; with an infinite epsilon gradients are shortened and have no noise."""
         model, silos = heart() if what == HEART else simulated(int(what.split()[0].replace(",", "")), seed)
         units = sum(len(silo["y"]) for silo in silos.values())
         privacy = None
-        if math.isfinite(epsilon):
+        if epsilon is not None:
             latents = model.population.layout.size + (len(silos) if what == HEART else 0)  # an intercept of each
             clip = self.clip * math.sqrt(latents / units)
             rate = min(1.0, self.drawn / units)
-            privacy = UnitPrivacy(epsilon=epsilon, delta=self.delta, clip=clip, sampling_rate=rate)
+            noise: Any = {"epsilon": epsilon} if math.isfinite(epsilon) else {"noise_multiplier": 0.0}
+            privacy = UnitPrivacy(**noise, delta=self.delta, clip=clip, sampling_rate=rate)
         algorithm = SFVI(privacy=privacy)
         found = fit(model, silos, key=seed, num_rounds=self.rounds, algorithm=algorithm, checkpoint=state)
         mean, sd = (np.asarray(part, float).tolist() for part in found.posterior.shared.family.marginals())
-        spent = None if found.privacy is None else found.privacy._asdict()
+        spent = found.privacy._asdict() if found.privacy is not None and math.isfinite(found.privacy.epsilon) else None
         return {"mean": mean, "sd": sd, "units": units, "privacy": spent, "seconds": found.seconds}
 
     def report(self, results: Results) -> str:
         """How far means are from those without noise, in posterior sds, and how sds compare."""
         rows = []
         for what in dict.fromkeys(cell.name.split(" / ")[0] for cell in self.cells()):
-            for epsilon in sorted(self.epsilons):
+            for epsilon in (*sorted(self.epsilons), math.inf):
                 found = [self.compare(what, epsilon, seed, results) for seed in self.seeds]
                 found = [each for each in found if each is not None]
                 if found:
@@ -107,7 +108,7 @@ class PrivacyExperiment:
 
     def compare(self, what: str, epsilon: float, seed: int, results: Results) -> tuple[np.ndarray, np.ndarray] | None:
         """Shifts of means in sds, and ratios of sds; None where a cell is missing."""
-        pair = [results.get(name(what, level(e), f"seed {seed}")) for e in (epsilon, math.inf)]
+        pair = [results.get(name(what, level(e), f"seed {seed}")) for e in (epsilon, None)]
         if pair[0] is None or pair[1] is None:
             return None
         private, exact = ({k: np.array(each[k]) for k in ("mean", "sd")} for each in pair if each is not None)
@@ -143,9 +144,9 @@ def children(number: int) -> str:
     return f"{number:,} children"
 
 
-def level(epsilon: float) -> str:
-    """The name of a budget."""
-    return "no noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
+def level(epsilon: float | None) -> str:
+    """The name of a budget; None for no privacy at all."""
+    return "no noise" if epsilon is None else f"epsilon {epsilon:g}"
 
 
 def simulated(number: int, seed: int) -> tuple[StructuredModel, Silos]:
