@@ -1,9 +1,14 @@
 """Topics in miniature: invented posts, all methods, a few steps."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from sfvi.experiments import EXPERIMENTS, reproduce, topics_corpus
+from sfvi.experiments.spec import read
+from sfvi.experiments.topics_claims import OF_OURS, OF_THE_PAPER, Claim, judged
 from sfvi.experiments.topics_methods import thinned
 
 TINY = """
@@ -77,3 +82,24 @@ def test_the_way_of_an_elbo_is_thinned():
     assert len(steps) == len(elbo) == 200
     assert steps[-1] == 10_000
     assert elbo[0] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "says"),
+    [
+        ([0.40, 0.41, 0.42], [0.30, 0.32, 0.31], r"yes \(0.410 and 0.310; difference \+0.100 ± 0.006\)"),
+        ([0.30, 0.32, 0.31], [0.40, 0.41, 0.42], "no "),
+        ([0.30, 0.42, 0.35], [0.33, 0.30, 0.42], "cannot be told"),
+        ([0.40], [0.30], "yes .* difference \\+0.100 on one seed"),
+    ],
+)
+def test_a_claim_holds_if_the_difference_on_the_same_documents_is_clear(ours, theirs, says):
+    claim = Claim("ours is better", ("a", "b"), ("c", "d"), "npmi")
+    one, other = ({seed: {"npmi": [score, score]} for seed, score in enumerate(side)} for side in (ours, theirs))
+    assert re.search(f"ours is better: {says}", judged(claim, one, other))
+    assert judged(claim, one, {7: {"npmi": [0.1]}}) is None
+
+
+def test_every_claim_is_about_methods_of_the_experiment():
+    experiment = read(Path("experiments/topics"), EXPERIMENTS["topics"], "paper")
+    assert {method for claim in OF_THE_PAPER + OF_OURS for method in claim[1:3]} <= set(experiment.methods())

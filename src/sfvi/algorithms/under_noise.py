@@ -1,8 +1,9 @@
 r"""An optimizer for gradients with much noise: steps in posterior sds, which fall like one over the number of rounds.
 
-With $A A^\top$ the covariance of $q$, moved to $A (I + M)$, and $g$ the gradient in the units of `measure.py`,
+With $A A^\top$ the covariance of $q$ and $g$ the gradient in the units of `measure.py`, for means and $A (I + M)$. The
+latter is the lower half of a symmetric $G = I - A^\top H A$, where $-H$ is the curvature that the round has seen:
 
-$$\mu \leftarrow \mu + r_t(3) A g_\mu, \qquad M = \tfrac12 r_t(0.7) g_M, \qquad
+$$\mu \leftarrow \mu + r_t(3) A g_\mu, \qquad A A^\top \leftarrow A\, (I - r_t(0.7)\, G)^{-1} A^\top, \qquad
   \frac{1}{r_t(w)} = 10 + \frac{v_t}{w^2} + \frac{(t - t_1)_+}{2}$$
 
 In these units the curvature of the ELBO at its maximum is about one, so that from round $t_1$ on the steps average over
@@ -10,12 +11,16 @@ all rounds since: of noise with standard deviation s in every round about $1.15 
 after T of them (`noise_left`), and no optimizer has much less. Adam's steps are as long as its step size says, however
 loud the noise.
 
+The second rule says that precisions are averages, $\Lambda \leftarrow (1 - r) \Lambda + r H$, so that noise cancels in
+them whatever $\Lambda$ is. Steps of $A$ itself make it shrink under noise, the more so the larger it is: $A^\top H A$
+grows with the square of what noise does to $A$. Precisions that are averages make sds a little too wide instead.
+
 Until $t_1$ parameters wander, and where they wander far they may not come back: data say nothing of a variance
 component that is nearly zero. $v_t$ is the variance of the noise, half the running mean square of the difference
 between $g_\mu$ and that of the round before. With these steps means wander by about 2 posterior sds ($w / \sqrt2$), and
 logarithms of scales by a quarter ($w / \sqrt8$). Less would not arrive where the start is hundreds of sds away, as with
-very many units. Of a mean field $M$ is diagonal, of low rank $\log \sigma$ moves as it does; all other parameters move
-by Adam.
+very many units. Of a mean field $G$ is diagonal; of low rank, and of silos' own latents, $\sigma$ moves as if it were
+one. All other parameters move by Adam.
 """
 
 import math
@@ -28,6 +33,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from ..families import BlockGaussian, FullGaussian, LowRankGaussian, MeanFieldGaussian
+from ..families.triangular import pack, unpack
 from ..objectives import Shared
 from .measure import Gaussian, moved, whiten
 from .options import AbstractVariationalOptions, falling_to_zero
@@ -35,7 +41,8 @@ from .privacy import UnitPrivacy
 
 CAUTION = 10.0  # one over the largest part of a Newton step
 MEANS, SCALES = 3.0, 0.7  # w
-MOST = 0.5  # of an entry of M
+LEAST, MOST = 0.25, 4.0  # times the precision in any direction, after a round
+FARTHEST = 0.5  # that an entry of L of silos' own latents moves in a round
 BEGIN = 0.4  # t_1, part of all rounds
 GAIN = 2.0  # of steps that average: enough where the curvature is a quarter of what the scales say
 MEMORY = 0.95  # of the running mean
@@ -69,7 +76,7 @@ def under_noise(num_rounds: int) -> optax.GradientTransformation:
         change = 0.5 * jnp.mean((uphill.loc - state.before) ** 2)
         variance = (memory * state.variance + (1 - memory) * change).astype(state.variance.dtype)
         fast, slow = (_rate(variance, reach, state.count, num_rounds).astype(change.dtype) for reach in (MEANS, SCALES))
-        steps = {name: jnp.clip(0.5 * slow * getattr(uphill, name), -MOST, MOST) for name in _scales(family)}
+        steps = _spread(family, uphill, slow)
         carried = moved(family, _with(_gaussian(others), steps | {"loc": fast * uphill.loc}))
         chosen = _with(others, {name: getattr(carried, name) for name in ("loc", *steps)})
         return chosen, NoisyState(state.count + 1, variance, uphill.loc, adams)
@@ -113,10 +120,18 @@ def _gaussian(params):
     return found if isinstance(found, MeanFieldGaussian | FullGaussian | LowRankGaussian | BlockGaussian) else None
 
 
-def _scales(family):
-    """Names of the parameters that move like logarithms of scales."""
-    full = isinstance(family, FullGaussian | BlockGaussian) and family.lower is not None
-    return ("log_scale", "lower") if full else ("log_scale",)
+def _spread(family, uphill, rate):
+    """Steps of the parameters of a covariance, by name, as `moved` takes them: its inverse goes a part of the way."""
+    if not isinstance(family, FullGaussian):
+        steps = {"log_scale": -0.5 * jnp.log(jnp.clip(1.0 - rate * uphill.log_scale, LEAST, MOST))}
+        if isinstance(family, BlockGaussian) and family.lower is not None:
+            steps["lower"] = jnp.clip(0.5 * rate * uphill.lower, -FARTHEST, FARTHEST)
+        return steps
+    identity = jnp.eye(family.loc.shape[0], dtype=family.loc.dtype)
+    below = unpack(uphill.lower, identity.shape[0]) - identity
+    values, vectors = jnp.linalg.eigh(identity - rate * (below + below.T + jnp.diag(uphill.log_scale)))
+    root = jnp.linalg.cholesky((vectors / jnp.clip(values, LEAST, MOST)) @ vectors.T)
+    return {"log_scale": jnp.diag(root) - 1.0, "lower": pack(root)}
 
 
 def _with(params, leaves):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,14 @@ class PrivacyExperiment:
     def cells(self) -> list[Cell]:
         """Seed by seed; without noise first."""
         common: dict[str, Any] = {"rounds": self.rounds, "delta": self.delta, "drawn": self.drawn, "clip": self.clip}
-        common["wander"] = {"means": MEANS, "scales": SCALES}
+        steps = {"wander": {"means": MEANS, "scales": SCALES}, "averages": "precisions"}
         data = [*map(children, self.children), *([HEART] if self.heart else [])]
         return [
-            Cell(name(what, level(epsilon), f"seed {seed}"), common, partial(self.run, what, epsilon, seed))
+            Cell(
+                name(what, level(epsilon), f"seed {seed}"),
+                common | (steps if epsilon is not None and math.isfinite(epsilon) else {}),
+                partial(self.run, what, epsilon, seed),
+            )
             for seed in self.seeds
             for what in data
             for epsilon in (None, math.inf, *sorted(self.epsilons, reverse=True))
@@ -85,7 +90,9 @@ class PrivacyExperiment:
             noise: Any = {"epsilon": epsilon} if math.isfinite(epsilon) else {"noise_multiplier": 0.0}
             privacy = UnitPrivacy(**noise, delta=self.delta, clip=clip, sampling_rate=rate)
         algorithm = SFVI(privacy=privacy)
-        found = fit(model, silos, key=seed, num_rounds=self.rounds, algorithm=algorithm, checkpoint=state)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "privacy: the noise will leave")  # how much is the question here
+            found = fit(model, silos, key=seed, num_rounds=self.rounds, algorithm=algorithm, checkpoint=state)
         mean, sd = (np.asarray(part, float).tolist() for part in found.posterior.shared.family.marginals())
         spent = found.privacy._asdict() if found.privacy is not None and math.isfinite(found.privacy.epsilon) else None
         return {"mean": mean, "sd": sd, "units": units, "privacy": spent, "seconds": found.seconds}

@@ -13,6 +13,7 @@ from ..errors import OptionError
 from . import topics_methods as methods
 from .base import Cell, Result, Results, markdown, name
 from .spec import Rounds, check_seeds
+from .topics_claims import ELBO, OF_OURS, OF_THE_PAPER, Method, judged
 from .topics_corpus import Source, corpus
 from .topics_methods import ALPHA, BETA, ELBO_DRAWS, Effort, Variant
 from .topics_picture import draw
@@ -27,8 +28,6 @@ VARIANTS = {
 KEPT = {"AVITM": 0.4, "AVITM, less dropout": 0.8}  # by dropout: as published, and as later versions have it
 OURS = ("SFVI", "SFVI-Avg", "Sites", "Independent", "pooled")
 READ = ((PUBLISHED, "SFVI"), (PUBLISHED, "SFVI-Avg"), ("autoencoder", "AVITM"), ("LDA", "gensim"), (PRINTED, "SFVI"))
-ELBO = "elbo at the end"
-Method = tuple[str, str]  # model and inference
 Model = Literal["published", "published, learned", "published, amortized", "printed"]
 
 
@@ -149,9 +148,9 @@ class TopicsExperiment:
         if shared:
             text += f"\nWords that the silos' vocabulary shares with that of pooled texts: {min(shared):,} or more of "
             text += f"{self.num_words:,}.\n"
-        claims = [line for title in (PRINTED, PUBLISHED) for line in self._claims(results, title)]
-        if claims:
-            text += "\nThe paper's claims:\n\n" + "\n".join(claims) + "\n"
+        for title, claims in (("The paper's claims", OF_THE_PAPER), ("Against others on pooled documents", OF_OURS)):
+            said = self._claims(results, claims)
+            text += f"\n{title}:\n\n{said}\n" if said else ""
         return text + self._words(results)
 
     def draw(self, results: Results, path: Path) -> None:
@@ -174,26 +173,11 @@ class TopicsExperiment:
         rounds = {"SFVI-Avg": self.average, "Sites": self.sites}.get(method)
         return known | ({"steps": self.steps} if rounds is None else {"rounds": list(rounds)})
 
-    def _claims(self, results, title):
-        """Each claim of the paper for a form of the model, with the figures and whether it holds."""
-        runs = {method: self._runs(results, (title, method)) for method in OURS}
-        coherence = {
-            method: np.mean([np.mean(run["umass"]) for run in found]) for method, found in runs.items() if found
-        }
-        reached = {m: np.mean([run[ELBO] for run in runs[m]]) for m in ("SFVI", "SFVI-Avg") if runs[m]}
-        lines = []
-
-        def claim(text, one, other, values, form):
-            if one in values and other in values:
-                verdict = "holds" if values[one] > values[other] else "does not hold"
-                figures = f"{one} {format(values[one], form)}, {other} {format(values[other], form)}"
-                lines.append(f"- {title}: {text}: {verdict} ({figures}).")
-
-        claim("SFVI is more coherent (UMass) than silos alone", "SFVI", "Independent", coherence, ".3f")
-        claim("SFVI-Avg is more coherent than silos alone", "SFVI-Avg", "Independent", coherence, ".3f")
-        claim("SFVI-Avg is more coherent than SFVI", "SFVI-Avg", "SFVI", coherence, ".3f")
-        claim("SFVI's ELBO is higher than SFVI-Avg's", "SFVI", "SFVI-Avg", reached, ",.0f")
-        return lines
+    def _claims(self, results, claims):
+        """What is to be said of each claim."""
+        known = {method: self._by_seed(results, method) for method in self.methods()}
+        said = (judged(each, known.get(each.one, {}), known.get(each.other, {})) for each in claims)
+        return "\n".join(line for line in said if line is not None)
 
     def _words(self, results):
         """Topics of the first seed, the most coherent first."""
@@ -207,8 +191,11 @@ class TopicsExperiment:
         return text
 
     def _runs(self, results, method):
-        cells = [name(*method, f"seed {seed}") for seed in self.seeds]
-        return [results[cell] for cell in cells if cell in results]
+        return list(self._by_seed(results, method).values())
+
+    def _by_seed(self, results, method):
+        cells = {seed: name(*method, f"seed {seed}") for seed in self.seeds}
+        return {seed: results[cell] for seed, cell in cells.items() if cell in results}
 
 
 def _mean(values, digits, form=""):
