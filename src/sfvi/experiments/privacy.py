@@ -109,9 +109,19 @@ class PrivacyExperiment:
                     shift = f"{np.sqrt(np.mean(shifts**2)):.2f}"
                     spread = f"{np.exp(np.mean(np.log(ratios))):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
                     total = f"{math.sqrt(1 + np.mean(shifts**2)):.2f}"
-                    rows.append([what, f"{epsilon:g}", shift, spread, total, str(len(found))])
-        columns = ["data", "epsilon", "error of means, in sds", "sd, over that without noise", "error in all", "seeds"]
-        return markdown(columns, rows)
+                    rows.append(
+                        [what, f"{epsilon:g}", foretold(what, epsilon, self.seeds, results), shift, spread, total]
+                    )
+                    rows[-1].append(str(len(found)))
+        columns = [
+            "data",
+            "epsilon",
+            "foretold",
+            "error of means, in sds",
+            "sd, over that without noise",
+            "error in all",
+        ]
+        return markdown([*columns, "seeds"], rows)
 
     def compare(self, what: str, epsilon: float, seed: int, results: Results) -> tuple[np.ndarray, np.ndarray] | None:
         """Shifts of means in sds, and ratios of sds; None where a cell is missing."""
@@ -144,6 +154,13 @@ class PrivacyExperiment:
             axis.legend(frameon=False)
         figure.savefig(path, dpi=110)
         plt.close(figure)
+
+
+def foretold(what: str, epsilon: float, seeds: tuple[int, ...], results: Results) -> str:
+    """What `noise_left` said before the runs; the same for all seeds, for it knows no data."""
+    found = (results.get(name(what, level(epsilon), f"seed {seed}")) for seed in seeds)
+    told = next((each["privacy"]["left"] for each in found if each is not None and each["privacy"] is not None), None)
+    return "" if told is None else f"{told:.2f}"
 
 
 def children(number: int) -> str:
