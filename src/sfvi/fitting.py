@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +16,7 @@ from . import stages
 from ._random import as_key
 from ._types import Key
 from .algorithms import SFVI, AlgorithmOptions
+from .algorithms.under_noise import noise_left
 from .convergence import StoppingRule
 from .engines import batching, in_process, loop
 from .engines.checkpoint import Checkpoint
@@ -113,8 +115,6 @@ def fit(
     check_fixed_noise(options, model, data)
     parts = stages.schedule(options, run_key, num_rounds, ends=rule is None)
     planned = stages.plan(model, data, theta, parts)
-    for stage in planned:
-        _warn_of_noise(stage, theta, len(data))
     check_support(theta, data, planned[0].batches)
     parameters = stages.warm(start, planned[0], theta, data)
     saved: list[Checkpoint | None] = [None] * len(planned)
@@ -122,6 +122,8 @@ def fit(
         falls = rule is None and options.planned(num_rounds) is not options
         print_ = fingerprint(model, data, run_key, options, num_rounds if falls else None)
         saved = stages.checkpoints(checkpoint, print_, checkpoint_every, planned)
+    if checkpoint is None or not Path(checkpoint).exists():
+        _warn_of_noise(planned[-1], theta, len(data))
     done: list[Stage] = []
     for stage, file in zip(planned, saved, strict=True):
         outcome = in_process.run(
@@ -139,6 +141,14 @@ def fit(
             _raise_divergence(done[-1], data, _result(model, data, done, origin))
         parameters = next((part for part in done if part.is_main), done[-1]).handed_on()
     return _say(_result(model, data, done, origin), done)
+
+
+def _noise_left(stage, num_silos):
+    """What a stage leaves of its noise; None if it broke off."""
+    if len(stage.outcome.history.elbo) < stage.num_rounds:
+        return None
+    sizes = {"num_silos": num_silos, "num_rounds": stage.num_rounds}
+    return noise_left(stage.bound.elbo.options, stage.outcome.state.server.shared.family, **sizes)
 
 
 def _warn_of_noise(stage, theta, num_silos):
@@ -179,7 +189,7 @@ def _result(model, data, done, origin: Provenance) -> Fit:
         seconds=sum(part.outcome.seconds for part in done),
         provenance=origin._replace(
             sent=replies((part.bound, _silent(part)) for part in done),
-            privacy=spent(elbo.options, shared.family, num_silos=len(data), num_rounds=len(stage.outcome.history.elbo)),
+            privacy=spent(elbo.options, len(stage.outcome.history.elbo), _noise_left(stage, len(data))),
         ),
     )
 

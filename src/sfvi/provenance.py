@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from ._random import as_key
-from .algorithms import Spent, noise_left, participation
+from .algorithms import Spent, participation
 from .bounds import Bound
 from .families import Amortized
 
@@ -123,19 +123,9 @@ def replies(parts: Iterable[tuple[Any, Any]]) -> tuple[Sent, ...]:
     return tuple(dict.fromkeys(Sent.of(algorithm, silent) for algorithm, silent in parts))
 
 
-def spent(options: Any, family: Any, *, num_silos: int, num_rounds: int) -> Spent | None:
-    """What a run has cost those whom it protects, and what its noise has done to $q(z_G)$.
-
-    Args:
-        options: The algorithm's, with the noise for the run.
-        family: $q(z_G)$.
-        num_silos: How many there were.
-        num_rounds: How many were done.
-    """
-    if options.privacy is None:
-        return None
-    left = noise_left(options, family, num_silos=num_silos, num_rounds=num_rounds)
-    return Spent.of(options.privacy, num_rounds, left)
+def spent(options: Any, rounds: int, left: float | None) -> Spent | None:
+    """What so many rounds under these options have cost those whom they protect, and what they leave of the noise."""
+    return None if options.privacy is None else Spent.of(options.privacy, rounds, left)
 
 
 def _entry(entry):

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._types import Theta
-from .algorithms import noise_left
 from .algorithms.local_params import check_network, network_inputs
 from .algorithms.participation import Everyone, Sampled
+from .algorithms.privacy import noise_in_words
+from .algorithms.under_noise import noise_left
 from .bounds import Bound, elbo, locally_enhanced
 from .engines.batching import unit_counts
 from .errors import DataError, ModelError, OptionError
@@ -65,11 +66,10 @@ def remark_on_noise(options: Any, family: Any, *, num_silos: int, num_rounds: in
     left = noise_left(options, family, num_silos=num_silos, num_rounds=num_rounds)
     if left is None or left < 1:
         return None
-    return (
-        f"privacy: the noise will leave an error of about {left:.2g} posterior sds or more in the means, so that the "
-        "result tells little; raise epsilon, have more units (which allow for a smaller clip), or let silos make the "
-        "noise together (shared_by, with a secure sum)."
-    )
+    said = f"privacy: {noise_in_words(left)} Spend more epsilon, draw more units (sampling_rate), or have more of them"
+    if options.privacy.shared_by < num_silos:
+        said += ", or let silos without latents of their own make the noise together (shared_by, with a secure sum)"
+    return f"{said}: with more units the clip may be smaller."
 
 
 def check_weights(drawn, number, names):

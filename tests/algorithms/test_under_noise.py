@@ -10,7 +10,7 @@ import sfvi
 from sfvi import _optim
 from sfvi.algorithms.measure import Measure
 from sfvi.algorithms.options import falling_to_zero
-from sfvi.algorithms.under_noise import noise_left, under_noise
+from sfvi.algorithms.under_noise import average, under_noise
 from sfvi.families import FullGaussian, MeanFieldGaussian
 from sfvi.objectives import Shared
 
@@ -50,14 +50,12 @@ def run(optimizer, noise=NOISE, root=ROOT):
 
 
 def left(noise):
-    privacy = sfvi.UnitPrivacy(clip=1.0, noise_multiplier=noise)
-    family = FullGaussian(jnp.zeros(3), jnp.zeros(3), jnp.zeros(3))
-    return noise_left(sfvi.SFVI(privacy=privacy), family, num_silos=1, num_rounds=ROUNDS)
+    return average(sfvi.UnitPrivacy(clip=1.0, noise_multiplier=noise), num_silos=1, num_rounds=ROUNDS)
 
 
 @pytest.mark.parametrize("noise", [2.0, NOISE, 30.0])
 def test_what_is_left_of_the_noise(noise):
-    """As much as `noise_left` says if scales were known all the time; hardly more, though they are not. However loud it
+    """As much as `average` says if scales were known all the time; hardly more, though they are not. However loud it
     is: they start 60 posterior sds away, and arrive."""
     means, log_sds = run(under_noise(ROUNDS), noise)
     expected = left(noise)

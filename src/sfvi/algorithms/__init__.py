@@ -9,7 +9,6 @@ from .refit import refit
 from .sfvi import SFVI, FastStart
 from .sfvi_avg import SFVIAvg
 from .sites import Sites
-from .under_noise import noise_left
 
 __all__ = [
     "SFVI",
@@ -23,7 +22,6 @@ __all__ = [
     "Sites",
     "Spent",
     "UnitPrivacy",
-    "noise_left",
     "participation",
     "refit",
 ]

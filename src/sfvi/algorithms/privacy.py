@@ -21,6 +21,7 @@ from .grid import SPREAD, Grid, Whole
 Tree = TypeVar("Tree")
 LEAST_CLIP, MOST_CLIP = 1e-9, 1e9  # beyond, norms in single precision are lost, and vectors not shortened
 LEAST_RATE = 1e-6  # units are drawn by 32 bits
+DROWNED = 2.0  # posterior sds; with more noise than that steps are too small to arrive
 SECRET = 0x5EC2E7  # what follows from a silo's key for noise follows from nothing else
 
 
@@ -160,7 +161,8 @@ class Spent(NamedTuple):
         sampling_rate: $q$.
         rounds: How many replies of a silo.
         shared_by: How many silos made the noise together.
-        left: Error that the noise leaves in the means, in posterior sds, about; None if that is not known.
+        left: What is left of the noise in the means, in posterior sds, about (`under_noise.average`); None if that is
+            not known, or the run broke off.
     """
 
     protects: Literal["unit", "silo"]
@@ -189,9 +191,17 @@ class Spent(NamedTuple):
             f"{what} is ({self.epsilon:.3g}, {self.delta:g})-differentially private for each {self.protects} "
             f"({self.rounds:,} replies, noise {self.noise_multiplier:.3g} times the largest contribution)."
         )
-        if self.left is not None:
-            said += f" The noise leaves an error of about {self.left:.2g} posterior sds or more in the means."
-        return said
+        return said if self.left is None else f"{said} {noise_in_words(self.left)}"
+
+
+def noise_in_words(left: float) -> str:
+    """A sentence about what a run leaves of its noise, in posterior sds."""
+    if left <= DROWNED:
+        return f"The noise leaves an error of about {left:.2g} posterior sds in the means."
+    return (
+        f"The noise is about {left:.2g} posterior sds in the means, even as an average over all rounds: they and their "
+        "sds hardly leave their start."
+    )
 
 
 def check_privacy(chosen: Any) -> None:

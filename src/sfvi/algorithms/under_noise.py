@@ -13,7 +13,8 @@ loud the noise.
 
 The second rule says that precisions are averages, $\Lambda \leftarrow (1 - r) \Lambda + r H$, so that noise cancels in
 them whatever $\Lambda$ is. Steps of $A$ itself make it shrink under noise, the more so the larger it is: $A^\top H A$
-grows with the square of what noise does to $A$. Precisions that are averages make sds a little too wide instead.
+grows with the square of what noise does to $A$. Of averaged precisions sds are the roots of inverses, and too wide
+instead, by a factor of about $\sqrt{1 + d\, r_T v_T / 2}$ for d latents with a full covariance.
 
 Until $t_1$ parameters wander, and where they wander far they may not come back: data say nothing of a variance
 component that is nearly zero. $v_t$ is the variance of the noise, half the running mean square of the difference
@@ -57,7 +58,11 @@ class NoisyState(NamedTuple):
     others: optax.OptState
 
 
-def under_noise(num_rounds: int) -> optax.GradientTransformation:
+class UnderNoise(optax.GradientTransformation):
+    """An optimizer of this kind, to be told from others."""
+
+
+def under_noise(num_rounds: int) -> UnderNoise:
     """The optimizer for a run of so many rounds."""
     adam = optax.adam(falling_to_zero(num_rounds))
 
@@ -81,32 +86,45 @@ def under_noise(num_rounds: int) -> optax.GradientTransformation:
         chosen = _with(others, {name: getattr(carried, name) for name in ("loc", *steps)})
         return chosen, NoisyState(state.count + 1, variance, uphill.loc, adams)
 
-    return optax.GradientTransformation(init, update)
+    return UnderNoise(init, update)
 
 
 def noise_left(options: AbstractVariationalOptions, family: Any, *, num_silos: int, num_rounds: int) -> float | None:
-    r"""How many posterior sds of noise are left in the means of a Gaussian $q(z_G)$ after a run, about.
-
-    Each of J silos adds $\sigma C / q$ in a round, or its share of it; averages over rounds do the rest. So it is known
-    before the first round: to have less, have more units (which allow for a smaller clip), a larger $\epsilon$, or
-    noise in shares.
+    """How many posterior sds of noise are left in the means of a Gaussian $q(z_G)$ after a run, about; see `average`.
 
     Args:
-        options: The algorithm's, with the noise for this run.
+        options: The algorithm's, as planned for this run.
         family: $q(z_G)$.
-        num_silos: J.
+        num_silos: J; all take part in every round.
         num_rounds: T.
 
     Returns:
-        None where this is not known: without noise for units, of a flow, and where not all silos take part.
+        None where this is not known: without noise for units, with another optimizer than this one, of a flow, and
+        where not all silos take part.
     """
     privacy = options.privacy
-    if not isinstance(privacy, UnitPrivacy) or privacy.noise == 0:
+    if not isinstance(privacy, UnitPrivacy) or not isinstance(options.optimizer, UnderNoise):
         return None
     if options.participation.partial or not isinstance(family, Gaussian) or not family.loc.size:
         return None
-    size = privacy.noise * privacy.clip / privacy.rate * math.sqrt(num_silos / privacy.shared_by)
-    return size * GAIN / math.sqrt((2 * GAIN - 1) * (1 - BEGIN) * num_rounds)
+    return average(privacy, num_silos=num_silos, num_rounds=num_rounds)
+
+
+def average(privacy: UnitPrivacy, *, num_silos: int, num_rounds: int) -> float:
+    r"""What averages over a run leave of its noise in every mean, in posterior sds.
+
+    In a round each of J silos adds $\sigma C / q$, or its share of it, and that only a part of the units is drawn adds
+    about $\sqrt{(1 - q) / q}$. So it is known before the first round. Above 2 or so it is no longer an error: steps are
+    so small that means hardly leave their start.
+
+    Args:
+        privacy: With its noise.
+        num_silos: J.
+        num_rounds: T.
+    """
+    silo = privacy.noise * privacy.clip / privacy.rate
+    variance = silo**2 * num_silos / privacy.shared_by + (1 - privacy.rate) / privacy.rate
+    return GAIN * math.sqrt(variance / ((2 * GAIN - 1) * (1 - BEGIN) * num_rounds))
 
 
 def _rate(variance, reach, count, num_rounds):

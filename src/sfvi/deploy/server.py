@@ -14,6 +14,7 @@ import pandas as pd
 
 from .._random import as_key
 from ..algorithms.participation import Everyone
+from ..algorithms.under_noise import noise_left
 from ..bounds import Bound
 from ..engines.in_process import all_finite
 from ..engines.logbook import History, Logbook
@@ -96,7 +97,7 @@ class Server:
         known = self._agree(attempt, known, begun=begun)
         position = self._position(known)
         self._check_versions(position)
-        if position.step == 0:
+        if position.step == 0 and self.spec.min_silos is None:
             self._warn_of_noise(position.state.shared.family)
         for number in range(position.leg, len(self.legs)):
             position = self._leg(attempt, number, position)
@@ -369,9 +370,11 @@ class Server:
         found = provenance("deployed", options, self.spec.key, settings)
         pairs = zip(self.legs, self._broadcasts, strict=True)
         main = next(leg for leg in self.legs if leg.kind == "main")
+        sizes = {"num_silos": len(self.names), "num_rounds": rounds}
+        left = noise_left(main.algorithm.elbo.options, family, **sizes) if self.spec.min_silos is None else None
         return found._replace(
             sent=replies((leg.algorithm, leg.silent_like(like)) for leg, like in pairs),
-            privacy=spent(main.algorithm.elbo.options, family, num_silos=len(self.names), num_rounds=rounds),
+            privacy=spent(main.algorithm.elbo.options, rounds, left),
         )
 
     def _communication(self, done):

@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from ..algorithms import SFVI, UnitPrivacy
-from ..algorithms.under_noise import MEANS, SCALES
+from ..algorithms.under_noise import MEANS, SCALES, average
 from ..data import heart_disease, six_cities
 from ..errors import OptionError
 from ..fitting import fit
@@ -91,7 +91,7 @@ class PrivacyExperiment:
             privacy = UnitPrivacy(**noise, delta=self.delta, clip=clip, sampling_rate=rate)
         algorithm = SFVI(privacy=privacy)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "privacy: the noise will leave")  # how much is the question here
+            warnings.filterwarnings("ignore", "privacy: The noise ")  # how much is the question here
             found = fit(model, silos, key=seed, num_rounds=self.rounds, algorithm=algorithm, checkpoint=state)
         mean, sd = (np.asarray(part, float).tolist() for part in found.posterior.shared.family.marginals())
         spent = found.privacy._asdict() if found.privacy is not None and math.isfinite(found.privacy.epsilon) else None
@@ -102,26 +102,19 @@ class PrivacyExperiment:
         rows = []
         for what in dict.fromkeys(cell.name.split(" / ")[0] for cell in self.cells()):
             for epsilon in (*sorted(self.epsilons), math.inf):
+                cells = [name(what, level(epsilon), f"seed {seed}") for seed in self.seeds]
                 found = [self.compare(what, epsilon, seed, results) for seed in self.seeds]
                 found = [each for each in found if each is not None]
                 if found:
+                    spent = next(results[cell]["privacy"] for cell in cells if cell in results)
                     shifts, ratios = (np.concatenate([each[k] for each in found]) for k in (0, 1))
                     shift = f"{np.sqrt(np.mean(shifts**2)):.2f}"
                     spread = f"{np.exp(np.mean(np.log(ratios))):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
                     total = f"{math.sqrt(1 + np.mean(shifts**2)):.2f}"
-                    rows.append(
-                        [what, f"{epsilon:g}", foretold(what, epsilon, self.seeds, results), shift, spread, total]
-                    )
-                    rows[-1].append(str(len(found)))
-        columns = [
-            "data",
-            "epsilon",
-            "foretold",
-            "error of means, in sds",
-            "sd, over that without noise",
-            "error in all",
-        ]
-        return markdown([*columns, "seeds"], rows)
+                    known = [what, f"{epsilon:g}", foretold(what, spent)]
+                    rows.append([*known, shift, spread, total, str(len(found))])
+        columns = ["data", "epsilon", "foretold", "error of means, in sds", "sd, over that without noise"]
+        return markdown([*columns, "error in all", "seeds"], rows)
 
     def compare(self, what: str, epsilon: float, seed: int, results: Results) -> tuple[np.ndarray, np.ndarray] | None:
         """Shifts of means in sds, and ratios of sds; None where a cell is missing."""
@@ -156,11 +149,12 @@ class PrivacyExperiment:
         plt.close(figure)
 
 
-def foretold(what: str, epsilon: float, seeds: tuple[int, ...], results: Results) -> str:
-    """What `noise_left` said before the runs; the same for all seeds, for it knows no data."""
-    found = (results.get(name(what, level(epsilon), f"seed {seed}")) for seed in seeds)
-    told = next((each["privacy"]["left"] for each in found if each is not None and each["privacy"] is not None), None)
-    return "" if told is None else f"{told:.2f}"
+def foretold(what: str, spent: dict[str, Any] | None) -> str:
+    """What could be said before a run of how much of its noise would be left."""
+    if spent is None:
+        return ""
+    privacy = UnitPrivacy(**{part: spent[part] for part in ("clip", "noise_multiplier", "sampling_rate")})
+    return f"{average(privacy, num_silos=4 if what == HEART else 3, num_rounds=spent['rounds']):.2f}"
 
 
 def children(number: int) -> str:

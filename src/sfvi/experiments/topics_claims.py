@@ -3,20 +3,27 @@
 from typing import Literal, NamedTuple
 
 import numpy as np
+from scipy.stats import t
 
 from ..scores import mean_and_error
 from .base import Result
 
 Method = tuple[str, str]  # model and inference
-Score = Literal["npmi", "umass", "diversity", "elbo at the end"]
+Score = Literal["npmi", "umass", "diversity", "perplexity", "elbo at the end"]
 ELBO: Score = "elbo at the end"
-CLEARLY = 2.0  # standard errors
+WORDS: dict[Score, str] = {
+    "npmi": "is more coherent (NPMI) than",
+    "umass": "is more coherent (UMass) than",
+    "diversity": "is more diverse than",
+    "perplexity": "has less perplexity than",
+    ELBO: "has a higher ELBO than",
+}
+CONFIDENCE = 0.95
 
 
 class Claim(NamedTuple):
-    """That a method has the higher score than another, or at least one as high."""
+    """That a method has the better score."""
 
-    text: str
     one: Method
     other: Method
     score: Score
@@ -24,47 +31,47 @@ class Claim(NamedTuple):
 
 def _of_the_paper(form):
     sfvi, average, alone = (form, "SFVI"), (form, "SFVI-Avg"), (form, "Independent")
-    return (
-        Claim(f"{form}: SFVI is more coherent (UMass) than silos alone", sfvi, alone, "umass"),
-        Claim(f"{form}: SFVI-Avg is more coherent (UMass) than silos alone", average, alone, "umass"),
-        Claim(f"{form}: SFVI-Avg is more coherent (UMass) than SFVI", average, sfvi, "umass"),
-        Claim(f"{form}: SFVI's ELBO is higher than SFVI-Avg's", sfvi, average, ELBO),
-    )
+    coherence = ((sfvi, alone), (average, alone), (average, sfvi))
+    return *(Claim(*pair, "umass") for pair in coherence), Claim(sfvi, average, ELBO)
 
 
-def _against(rival, scores):
-    names: dict[Score, str] = {"npmi": "coherent (NPMI)", "umass": "coherent (UMass)", "diversity": "diverse"}
-    ours: tuple[Method, ...] = tuple(("published", method) for method in ("SFVI", "SFVI-Avg", "Sites"))
-    return tuple(
-        Claim(f"{one[1]} is more {names[score]} than {rival[1]}", one, rival, score) for one in ours for score in scores
-    )
+def _of_ours():
+    rivals = ("autoencoder", "AVITM"), ("autoencoder", "AVITM, less dropout"), ("LDA", "gensim")
+    scores: tuple[Score, ...] = ("npmi", "umass", "diversity", "perplexity")
+    return tuple(Claim(("published", "SFVI"), rival, score) for rival in rivals for score in scores)
 
 
-OF_THE_PAPER = (*_of_the_paper("printed"), *_of_the_paper("published"))
-OF_OURS = (
-    *_against(("autoencoder", "AVITM"), ("npmi", "umass", "diversity")),
-    *_against(("LDA", "gensim"), ("npmi",)),
-)
+OF_THE_PAPER: tuple[Claim, ...] = (*_of_the_paper("printed"), *_of_the_paper("published"))
+OF_OURS = _of_ours()
 
 
 def judged(claim: Claim, one: dict[int, Result], other: dict[int, Result]) -> str | None:
-    """A line with both scores, the difference on the same documents, and whether it is clear; None if there is none.
+    """A line with both scores, the difference on the same documents, and whether it is clear; None if nothing is known.
+
+    It is clear if zero is outside the interval of 95% that Student's t gives for the mean of a few seeds. Runs that
+    diverged do not count.
 
     Args:
         claim: What is claimed.
         one: Results of its first method, by seed.
         other: Of the second.
     """
-    seeds = [seed for seed in one if seed in other]
-    if not seeds:
+
+    def score(run):
+        return np.nan if "broke" in run else np.mean(run.get(claim.score, np.nan))
+
+    scores = np.array([[score(one[seed]), score(other[seed])] for seed in one if seed in other]).reshape(-1, 2)
+    scores = scores[np.isfinite(scores).all(axis=1)]
+    if not len(scores):
         return None
-    scores = np.array([[np.mean(runs[seed][claim.score]) for seed in seeds] for runs in (one, other)])
-    mean, error = mean_and_error(scores[0] - scores[1])
-    form, signed = (",.0f", "+,.0f") if claim.score == ELBO else (".3f", "+.3f")
-    if np.isnan(error):
-        verdict, spread = "yes" if mean > 0 else "no", " on one seed"
-    else:
-        verdict = "yes" if mean > CLEARLY * error else "no" if mean < -CLEARLY * error else "cannot be told"
-        spread = f" ± {format(error, form)}"
-    values = " and ".join(format(value, form) for value in scores.mean(1))
-    return f"- {claim.text}: {verdict} ({values}; difference {format(mean, signed)}{spread})."
+    mean, error = mean_and_error(scores[:, 0] - scores[:, 1])
+    sign = -1.0 if claim.score == "perplexity" else 1.0
+    verdict = "cannot be told"
+    if len(scores) > 1 and abs(mean) > t.ppf((1 + CONFIDENCE) / 2, len(scores) - 1) * error:
+        verdict = "yes" if sign * mean > 0 else "no"
+    form = {ELBO: ",.0f", "perplexity": ".0f"}.get(claim.score, ".3f")
+    spread = "" if np.isnan(error) else f" ± {format(error, form)}"
+    values = " and ".join(format(value, form) for value in scores.mean(0))
+    who = f"{claim.one[0]}, {claim.one[1]} {WORDS[claim.score]} {', '.join(claim.other)}"
+    seeds = f"{len(scores)} seed{'s' if len(scores) > 1 else ''}"
+    return f"- {who}: {verdict} ({values}; difference {format(mean, '+' + form)}{spread}, {seeds})."
