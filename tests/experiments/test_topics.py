@@ -95,7 +95,7 @@ def test_the_way_of_an_elbo_is_thinned():
         ),
         ("npmi", [0.30, 0.32, 0.31], [0.40, 0.41, 0.42], "no "),
         ("npmi", [0.30, 0.42, 0.35], [0.33, 0.30, 0.42], "cannot be told"),
-        ("npmi", [0.40, 0.44], [0.30, 0.31], "cannot be told"),  # 3.7 standard errors, but of two seeds
+        ("npmi", [0.40, 0.44], [0.30, 0.31], "cannot be told"),  # 7.7 standard errors, but of two seeds
         ("npmi", [0.40], [0.30], r"cannot be told \(0.400 and 0.300; difference \+0.100, 1 seed\)"),
         ("npmi", [0.40, 0.41, np.nan], [0.30, 0.31, 0.2], r"yes .*difference \+0.100 ± 0.000, 2 seeds"),
         ("perplexity", [800, 810, 805], [900, 905, 910], r"yes \(805 and 905; difference -100 ± 3, 3 seeds\)"),

@@ -51,7 +51,7 @@ def test_errors_of_a_conjugate_model_are_what_was_said():
         errors.append((np.asarray(fit.posterior.shared.family.loc) - total / precision) * precision**0.5)
     said = fit.privacy.left
     assert said == pytest.approx(12 * 0.5 * 3**0.5 * (4 / 3) ** 0.5 / (0.6 * ROUNDS) ** 0.5)
-    assert 0.6 * said < np.sqrt(np.mean(np.square(errors))) < 1.5 * said  # four standard errors
+    assert 0.6 * said < np.sqrt(np.mean(np.square(errors))) < 1.5 * said  # three standard errors of 30 errors, and more
 
 
 def test_what_it_depends_on():
@@ -86,9 +86,7 @@ def test_a_run_that_will_tell_little_says_so_before_it_begins():
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(
-            UserWarning, match=r"about 4\.7 posterior sds .* hardly leave their start.* make the noise together"
-        ):
+        with pytest.raises(UserWarning, match=r"about 4\.7 posterior sds .* may not get far.* make the noise together"):
             fit(10.0, too_early)
         assert "an error of about 0.47 posterior sds in the means" in str(fit(1.0).privacy)
 

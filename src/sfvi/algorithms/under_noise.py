@@ -1,14 +1,15 @@
 r"""An optimizer for gradients with much noise: steps in posterior sds, which fall like one over the number of rounds.
 
-With $A A^\top$ the covariance of $q$ and $g$ the gradient in the units of `measure.py`, for means and $A (I + M)$. The
-latter is the lower half of a symmetric $G = I - A^\top H A$, where $-H$ is the curvature that the round has seen:
+Let $A A^\top$ be the covariance of $q$, and $g$ the gradient in the units of `measure.py`, in the means and in $M$ of
+$A (I + M)$. The latter is the lower half of a symmetric $G = I - A^\top H A$, where $-H$ is the curvature that the
+round has seen:
 
 $$\mu \leftarrow \mu + r_t(3) A g_\mu, \qquad A A^\top \leftarrow A\, (I - r_t(0.7)\, G)^{-1} A^\top, \qquad
   \frac{1}{r_t(w)} = 10 + \frac{v_t}{w^2} + \frac{(t - t_1)_+}{2}$$
 
 In these units the curvature of the ELBO at its maximum is about one, so that from round $t_1$ on the steps average over
 all rounds since: of noise with standard deviation s in every round about $1.15 s / \sqrt{T - t_1}$ is left in the means
-after T of them (`noise_left`), and no optimizer has much less. Adam's steps are as long as its step size says, however
+after T of them (`average`), and no optimizer has much less. Adam's steps are as long as its step size says, however
 loud the noise.
 
 The second rule says that precisions are averages, $\Lambda \leftarrow (1 - r) \Lambda + r H$, so that noise cancels in
@@ -33,7 +34,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from ..families import BlockGaussian, FullGaussian, LowRankGaussian, MeanFieldGaussian
+from ..families import BlockGaussian, FullGaussian
 from ..families.triangular import pack, unpack
 from ..objectives import Shared
 from .measure import Gaussian, moved, whiten
@@ -114,8 +115,8 @@ def average(privacy: UnitPrivacy, *, num_silos: int, num_rounds: int) -> float:
     r"""What averages over a run leave of its noise in every mean, in posterior sds.
 
     In a round each of J silos adds $\sigma C / q$, or its share of it, and that only a part of the units is drawn adds
-    about $\sqrt{(1 - q) / q}$. So it is known before the first round. Above 2 or so it is no longer an error: steps are
-    so small that means hardly leave their start.
+    about $\sqrt{(1 - q) / q}$. So it is known before the first round. Above 2 or so it is no longer the error: steps
+    may be too small for means to get far from their start.
 
     Args:
         privacy: With its noise.
@@ -135,7 +136,7 @@ def _rate(variance, reach, count, num_rounds):
 def _gaussian(params):
     """The Gaussian of a tree of parameters: of what is shared, or of a silo's own latents."""
     found = params.family if isinstance(params, Shared) else params
-    return found if isinstance(found, MeanFieldGaussian | FullGaussian | LowRankGaussian | BlockGaussian) else None
+    return found if isinstance(found, Gaussian) else None
 
 
 def _spread(family, uphill, rate):
