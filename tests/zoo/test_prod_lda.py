@@ -82,11 +82,57 @@ def test_an_encoder_keeps_its_head_with_long_documents():
     words = jnp.tile(jnp.arange(50, dtype=jnp.int32), (3, 1))
     counts = jnp.stack([jnp.zeros(50, jnp.int32), jnp.full(50, 1), jnp.full(50, 2_000)]).astype(jnp.int32)
     many = jax.tree.map(lambda leaf: 30 * leaf, encoder.initial())
-    found = encoder.build(many, {"words": words, "counts": counts}, 4).given(jnp.zeros(0))
+    some = jax.random.normal(jax.random.key(1), (4 * 50,))
+    found = encoder.build(many, {"words": words, "counts": counts}, 4).given(some)
     assert jnp.isfinite(found.loc).all()
     assert float(jnp.max(jnp.abs(found.log_scale))) <= 4.0
     ratio = jnp.linalg.norm(found.loc[:, 2]) / jnp.linalg.norm(found.loc[:, 1])
     assert 0.3 < float(ratio) < 3.0
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_an_encoder_begins_with_the_gradient_of_the_likelihood(background):
+    """Means start along the gradient by h at equal weights, whatever is added to a topic."""
+    generator = np.random.default_rng(3)
+    rows = jnp.asarray(generator.normal(size=(NUM_TOPICS + background, NUM_WORDS)))
+    data = {part: jnp.asarray(values[:5]) for part, values in SILOS["a"].items()}
+
+    def likelihood(h):
+        scores = jax.nn.softmax(h) @ rows[:NUM_TOPICS] + rows[NUM_TOPICS:].sum(0)
+        return log_likelihood(scores, data["words"], data["counts"], jnp.arange(5)).sum()
+
+    gradient = jax.grad(likelihood)(jnp.zeros((5, NUM_TOPICS)))
+    encoder = zoo.document_encoder(0, num_words=NUM_WORDS, num_topics=NUM_TOPICS, num_hidden=16)
+    start = jax.tree.map(jnp.zeros_like, encoder.initial())
+    found = encoder.build(start, data, NUM_TOPICS).given(rows.ravel()).loc.T
+    unit = gradient / jnp.sqrt(jnp.mean(gradient**2, axis=1, keepdims=True))
+    np.testing.assert_allclose(found, unit, rtol=1e-5, atol=1e-7)
+    shifted = rows.at[:NUM_TOPICS].add(jnp.arange(3.0)[:, None])
+    again = encoder.build(start, data, NUM_TOPICS).given(shifted.ravel()).loc.T
+    np.testing.assert_allclose(again, found, rtol=1e-6, atol=1e-9)
+
+
+def test_amortized_topics_do_not_end_up_alike(float32):
+    """Twelve topics of ten words: an encoder that sees words alone finds few of them, and those many times."""
+    num_topics, num_words = 12, 120
+    generator = np.random.default_rng(5)
+    main = generator.integers(num_topics, size=(2, 200))
+    odds = np.where(np.arange(num_words) // 10 == main[..., None], 0.06, 0.4 / 110)
+    counts = generator.multinomial(40, odds / odds.sum(-1, keepdims=True)).astype(np.uint16)
+    words = np.tile(np.arange(num_words, dtype=np.uint16), (200, 1))
+    silos = {silo: {"words": words, "counts": own} for silo, own in zip("ab", counts, strict=True)}
+    algorithm = sfvi.SFVI(
+        optimizer=optax.adam(0.01),
+        global_family=families.mean_field(),
+        local_family=zoo.document_encoder(0, num_words=num_words, num_topics=num_topics),
+        init_loc_fn=lambda site=None: init_to_uniform(site, radius=0.1),
+        bound=sfvi.bounds.elbo(),
+    )
+    model = zoo.prod_lda(num_words=num_words, num_topics=num_topics, batch_size=64, alpha=1.0, beta=0.5, fixed=True)
+    fit = sfvi.fit(model, silos, key=0, num_rounds=1500, algorithm=algorithm)
+    found = np.asarray(fit.posterior.sample(0, 200)["topics"]).mean(0)
+    best = {int(np.bincount(row // 10).argmax()) for row in topics.top_words(found, top=10)}
+    assert best == set(range(num_topics))
 
 
 def test_unknown_forms_are_refused():

@@ -29,7 +29,8 @@ from ..errors import OptionError
 from ..families import Amortized, amortized
 from ..model import StructuredModel
 
-LENGTH, WIDEST = 10.0, 4.0  # of an encoder's input, and of its log scales
+WIDEST, GAIN = 4.0, 2.0  # bounds of an encoder's log scales, and of the logarithm of what it multiplies matches by
+LOGS, SMALL = 4.0, 0.1  # what logarithms of sizes are divided by, and how small its last layer starts
 
 
 def prod_lda(
@@ -149,30 +150,65 @@ def spread_out(words: Any, counts: Any, rows: Any, num_words: int) -> Float[Arra
 
 
 class _Encoder(eqx.Module):
-    r"""Hidden layers over $\log(1 + n_d)$, brought to one length, and the logarithm of the number of words.
+    r"""Which topics the words of a document speak for, and what a small network makes of it.
 
-    Documents of thousands of words would otherwise drive means and scales far off, and with them the fit; log scales
-    stay within $\pm 4$ for the same reason.
+    $$m_d = T (n_d - N_d \, \mathrm{softmax}(b + \bar T)), \qquad u_d = (m_d - \bar m_d) / s_d, \qquad
+      (r_d, \log\sigma_d, g_d) = f_\phi(u_d, \log N_d, \log s_d), \qquad \mu_d = r_d + e^{g_d} u_d$$
+
+    $N_d$ is the number of words, $b$ the background, $\bar T$ the mean topic and $s_d$ the root mean square of
+    $m_d - \bar m_d$, which is, up to a factor, the gradient of $\log p(n_d \mid T, w_d)$ by $h_d$ at equal weights. So
+    documents go to the topics that their words fit as soon as topics differ at all. A network that sees words alone has
+    to learn which topic is which while topics wait for it, and most of them end up alike. No weight belongs to a word,
+    so $\phi$ is small beside $T$. ($m_d$ does not change if a number is added to a topic, so logarithms of the printed
+    form's shares do as well.)
+
+    Log scales and $g_d$ are bounded, so that documents of thousands of words do not drive a fit far off.
     """
 
     network: eqx.nn.MLP
+    num_topics: int = eqx.field(static=True)
     num_words: int = eqx.field(static=True)
 
-    def __call__(self, document):
+    def __call__(self, document, z_global):
+        rows = z_global.reshape(-1, self.num_words)
+        topics = rows[: self.num_topics]
         words, counts = (document[part][None] for part in ("words", "counts"))
         often = spread_out(words, counts, jnp.zeros(1, jnp.int32), self.num_words)[0]
-        seen = jnp.log1p(often)
-        direction = LENGTH * seen / jnp.sqrt(jnp.sum(seen**2) + 1e-6)
-        loc, log_scale = jnp.split(self.network(jnp.append(direction, jnp.log1p(jnp.sum(often)))), 2)
-        return jnp.concatenate([loc, WIDEST * jnp.tanh(log_scale / WIDEST)])
+        length = jnp.sum(often)
+        expected = jax.nn.softmax(jnp.mean(topics, axis=0) + jnp.sum(rows[self.num_topics :], axis=0))
+        match = topics @ (often - length * expected)
+        match = match - jnp.mean(match)
+        size = jnp.sqrt(jnp.mean(match**2) + 1e-6)
+        seen = jnp.concatenate([match / size, jnp.log(jnp.stack([1.0 + length, 0.1 + size])) / LOGS])
+        rest, log_scale, log_gain = jnp.split(self.network(seen), [self.num_topics, 2 * self.num_topics])
+        return jnp.concatenate([rest + jnp.exp(_bounded(log_gain, GAIN)) * match / size, _bounded(log_scale, WIDEST)])
+
+
+def _bounded(values, bound):
+    return bound * jnp.tanh(values / bound)
 
 
 def document_encoder(
     key: Key | int, *, num_words: int, num_topics: int = 21, num_hidden: int = 100, depth: int = 2
 ) -> Amortized:
-    """The inference network to go with it: a document to means and log scales of its $h$."""
-    network = eqx.nn.MLP(num_words + 1, 2 * num_topics, num_hidden, depth, activation=jax.nn.softplus, key=as_key(key))
-    return amortized(_Encoder(network, num_words), _documents, plate="documents")
+    """The inference network to go with it: a document and the topics to means and log scales of the document's $h$.
+
+    Args:
+        key: Of the weights at the start.
+        num_words: Length of the vocabulary.
+        num_topics: K.
+        num_hidden: Units of a hidden layer.
+        depth: How many of them.
+    """
+    sizes = num_topics + 2, 2 * num_topics + 1, num_hidden, depth
+    network: Any = eqx.nn.MLP(*sizes, activation=jax.nn.softplus, key=as_key(key))
+    last = network.layers[-1]
+    network = eqx.tree_at(
+        lambda network: (network.layers[-1].weight, network.layers[-1].bias),
+        network,
+        (SMALL * last.weight, jnp.zeros_like(last.bias)),
+    )
+    return amortized(_Encoder(network, num_topics, num_words), _documents, plate="documents", follow_globals=True)
 
 
 def _documents(data: Any) -> dict[str, jax.Array]:
