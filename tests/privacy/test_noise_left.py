@@ -12,7 +12,7 @@ import pytest
 
 import sfvi
 from sfvi import families, participation
-from sfvi.algorithms.under_noise import noise_left
+from sfvi.algorithms.under_noise import SCALES, _rate, average, noise_left
 from sfvi.errors import DivergenceError
 
 from .models import plain_silo, rows_data, two_globals
@@ -74,6 +74,16 @@ def test_what_it_depends_on():
         assert planned(**unknown) is None
 
 
+@pytest.mark.parametrize("noise", [30.0, 100.0])
+def test_sds_arrive_where_less_than_one_is_left(noise):
+    """Steps of precisions in a run add up to one over the square of what is left: to one, where that is one sd."""
+    privacy, rounds = sfvi.UnitPrivacy(clip=0.5, noise_multiplier=noise), 5000
+    left = average(privacy, num_silos=3, num_rounds=rounds)
+    variance = 3 * (0.5 * noise) ** 2
+    steps = sum(float(_rate(variance, SCALES, count, rounds)) for count in range(0, rounds, 50)) * 50
+    assert steps == pytest.approx(1 / left**2, rel=0.25)
+
+
 def test_a_run_that_will_tell_little_says_so_before_it_begins():
     model, silos = sfvi.StructuredModel(two_globals, plain_silo), {"a": rows_data(seed=0), "b": rows_data(seed=1)}
 
@@ -86,7 +96,9 @@ def test_a_run_that_will_tell_little_says_so_before_it_begins():
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match=r"about 4\.7 posterior sds .* may not get far.* make the noise together"):
+        with pytest.raises(
+            UserWarning, match=r"about 4\.7 posterior sds .* variance component may be lost.* make the noise together"
+        ):
             fit(10.0, too_early)
         assert "an error of about 0.47 posterior sds in the means" in str(fit(1.0).privacy)
 

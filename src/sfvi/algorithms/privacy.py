@@ -21,7 +21,7 @@ from .grid import SPREAD, Grid, Whole
 Tree = TypeVar("Tree")
 LEAST_CLIP, MOST_CLIP = 1e-9, 1e9  # beyond, norms in single precision are lost, and vectors not shortened
 LEAST_RATE = 1e-6  # units are drawn by 32 bits
-DROWNED = 2.0  # posterior sds; with more noise than that steps may be too small to arrive
+DROWNED = 1.0  # posterior sds; with more noise than that steps are too small to arrive (`under_noise.average`)
 SECRET = 0x5EC2E7  # what follows from a silo's key for noise follows from nothing else
 
 
@@ -199,8 +199,8 @@ def noise_in_words(left: float) -> str:
     if left <= DROWNED:
         return f"The noise leaves an error of about {left:.2g} posterior sds in the means."
     return (
-        f"The noise is about {left:.2g} posterior sds in the means, even as an average over all rounds: they and their "
-        "sds may not get far from their start."
+        f"The noise is about {left:.2g} posterior sds in the means, even as an average over all rounds, and too loud for "
+        "sds to get far from init_scale: means may be much farther off, and a variance component may be lost."
     )
 
 
