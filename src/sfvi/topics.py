@@ -27,6 +27,11 @@ class Occurrences(NamedTuple):
     together: np.ndarray
     num_documents: int
 
+    @property
+    def alone(self) -> np.ndarray:
+        """$D(v)$ of every word."""
+        return np.diag(self.together)
+
 
 def occurrences(bag: Bag, num_words: int) -> Occurrences:
     """Count in which documents words occur together.
@@ -77,7 +82,7 @@ def umass(tops: np.ndarray, counts: Occurrences, *, epsilon: float = 1.0) -> np.
         epsilon: $\epsilon$.
     """
     _check_pairs("umass", tops)
-    alone = np.where(np.diag(counts.together) > 0, np.diag(counts.together), np.nan)
+    alone = np.where(counts.alone > 0, counts.alone, np.nan)
     found = []
     for words in tops:
         later, earlier = np.tril_indices(len(words), -1)
@@ -98,7 +103,7 @@ def npmi(tops: np.ndarray, counts: Occurrences) -> np.ndarray:
     """
     _check_pairs("npmi", tops)
     total = counts.num_documents
-    alone = np.diag(counts.together)
+    alone = counts.alone
     found = []
     for words in tops:
         later, earlier = np.tril_indices(len(words), -1)

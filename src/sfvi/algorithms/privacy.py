@@ -199,8 +199,8 @@ def noise_in_words(left: float) -> str:
     if left <= DROWNED:
         return f"The noise leaves an error of about {left:.2g} posterior sds in the means."
     return (
-        f"The noise is about {left:.2g} posterior sds in the means, even as an average over all rounds, and too loud for "
-        "sds to get far from init_scale: means may be much farther off, and a variance component may be lost."
+        f"The noise is about {left:.2g} posterior sds in the means, even as an average over all rounds, and too loud "
+        "for sds to get far from init_scale: means may be much farther off, and a variance component may be lost."
     )
 
 

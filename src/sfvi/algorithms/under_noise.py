@@ -117,10 +117,10 @@ def average(privacy: UnitPrivacy, *, num_silos: int, num_rounds: int) -> float:
     In a round each of J silos adds $\sigma C / q$, or its share of it, and that only a part of the units is drawn adds
     about $\sqrt{(1 - q) / q}$. So it is known before the first round.
 
-    Where $\ell$ is left, the steps of precisions add up to about $1 / \ell^2$ in a run, so that above one $q$ keeps more
-    of the width that it started with than it learns. Then $\ell$ is no longer the error: where $q$ is many times too
-    wide, units' gradients are that many times too long, the clip shortens nearly all of them, and what it does to the
-    direction of their sum, above all in variance components, is never undone.
+    Where $\ell$ is left, the steps of precisions add up to about $1 / \ell^2$ in a run, so that above one $q$ keeps
+    more of the width that it started with than it learns. Then $\ell$ is no longer the error: where $q$ is many times
+    too wide, units' gradients are that many times too long, the clip shortens nearly all of them, and what it does to
+    the direction of their sum, above all in variance components, is never undone.
 
     Args:
         privacy: With its noise.

@@ -53,7 +53,7 @@ def report_words(documents: Iterable[Sequence[str]], *, threshold: int = 10) -> 
     if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 1:
         raise OptionError(f"report_words: threshold is {threshold!r}; give a whole number of at least 1.")
     counts = Counter(word for document in documents for word in set(document))
-    return {word: count for word, count in counts.items() if count >= threshold}
+    return {word: count for word, count in sorted(counts.items()) if count >= threshold}  # their order tells nothing
 
 
 def agree_on_vocabulary(reports: Mapping[str, Mapping[str, int]], size: int) -> list[str]:
@@ -74,6 +74,16 @@ def agree_on_vocabulary(reports: Mapping[str, Mapping[str, int]], size: int) -> 
         )
     ranked = sorted(total, key=lambda word: (-total[word], word))
     return sorted(ranked[:size])
+
+
+def frequencies(reports: Mapping[str, Mapping[str, int]], vocabulary: Sequence[str]) -> np.ndarray:
+    """In how many documents each word of the vocabulary occurs, by what silos told.
+
+    Args:
+        reports: What each silo told, by its name.
+        vocabulary: What they agreed on.
+    """
+    return np.array([sum(told.get(word, 0) for told in reports.values()) for word in vocabulary])
 
 
 def bag_of_words(

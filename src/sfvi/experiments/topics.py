@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import scores
 from ..errors import OptionError
+from ..zoo.prod_lda import SPREAD
 from . import topics_methods as methods
 from .base import Cell, Result, Results, markdown, name
 from .spec import Rounds, check_seeds
@@ -168,6 +169,7 @@ class TopicsExperiment:
         variant = VARIANTS[model]
         known = {**variant._asdict(), "batch": self.batch, "document step size": self.document_step_size}
         known["step size"] = self.encoder_step_size if variant.amortized else self.step_size
+        known |= {"start": SPREAD} if variant.amortized else {}
         known |= {} if variant.learned else {"alpha": ALPHA, "beta": BETA}
         known |= {} if method == "Independent" else {"ELBO draws": ELBO_DRAWS}
         rounds = {"SFVI-Avg": self.average, "Sites": self.sites}.get(method)

@@ -9,7 +9,7 @@ import numpy as np
 from .. import topics
 from ..data import equally
 from ..data.posts import body, newsgroups, published_bag
-from ..data.text import agree_on_vocabulary, bag_of_words, report_words, tokenize
+from ..data.text import agree_on_vocabulary, bag_of_words, frequencies, report_words, tokenize
 from ..errors import OptionError
 
 Source = Literal["posts", "avitm", "etm"]
@@ -23,6 +23,7 @@ class Corpus(NamedTuple):
 
     Attributes:
         vocabulary: Its words.
+        frequencies: Of each, in how many documents it is, by what silos told.
         silos: Documents of each silo.
         given: One half of each held-out document's words.
         unseen: The other half.
@@ -30,6 +31,7 @@ class Corpus(NamedTuple):
     """
 
     vocabulary: list[str]
+    frequencies: np.ndarray
     silos: dict[str, Bag]
     given: Bag
     unseen: Bag
@@ -78,7 +80,8 @@ def corpus(
     silos = {silo: _rows(found.parts["train"], rows) for silo, rows in positions.items()}
     generator = np.random.default_rng(seed)
     test = _rows(found.parts["test"], generator.permutation(len(found.parts["test"]["words"]))[:held_out])
-    return Corpus(found.vocabulary, _even(silos), *topics.completion(test, seed=seed), None)
+    counted = sum(topics.occurrences(bag, len(found.vocabulary)).alone for bag in silos.values())
+    return Corpus(found.vocabulary, np.asarray(counted), _even(silos), *topics.completion(test, seed=seed), None)
 
 
 def _of_posts(documents, num_words, num_silos, held_out, threshold, seed):
@@ -94,7 +97,7 @@ def _of_posts(documents, num_words, num_silos, held_out, threshold, seed):
     silos = {silo: bag_of_words(part, vocabulary)[0] for silo, part in texts.items()}
     test, _ = bag_of_words([documents[number] for number in order[:held_out]], vocabulary)
     halves = topics.completion(test, seed=seed)
-    return Corpus(vocabulary, _even(silos), *halves, len(set(vocabulary) & set(central)))
+    return Corpus(vocabulary, frequencies(told, vocabulary), _even(silos), *halves, len(set(vocabulary) & set(central)))
 
 
 def _rows(bag: Mapping[str, np.ndarray], rows) -> Bag:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,23 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy.sparse
-from numpyro.infer import init_to_uniform
 
-from .. import bounds, families, topics
+from .. import topics
 from ..algorithms import SFVI, AlgorithmOptions, SFVIAvg, Sites
 from ..algorithms.elbo import Elbo
 from ..baselines import Avitm, avitm
+from ..families import Amortized
 from ..model import StructuredModel
 from ..posterior import GlobalPosterior
 from ..results import Fit
 from ..silo_fitting import fit_silo
-from ..zoo import document_encoder, prod_lda
+from ..zoo import document_encoder, families_for_topics, prod_lda
 from .base import Result, attempt
 from .spec import Rounds
 from .topics_corpus import Bag, Corpus
 
-RADIUS, INIT_SCALE = 0.1, 0.05  # where topics start, and how wide
-DOCUMENT_SCALE = 1.0  # as wide as the prior or narrower: else a learned alpha grows while documents are still narrow
 NUM_DRAWS = 50
 HELD_OUT_STEPS = 300  # for the weights of held-out documents
 TRACE = 200  # points of an ELBO's way that are kept
@@ -88,27 +85,14 @@ def model_of(corpus: Corpus, effort: Effort, variant: Variant, batch: int | None
     )
 
 
-def wide(units: int, size: int, parent: int, scale: float, dtype) -> families.BlockGaussian:
-    """Documents' own parameters, which start wider than topics."""
-    del scale
-    return families.block(coupling="none", within="diagonal")(units, size, parent, DOCUMENT_SCALE, dtype)
-
-
-def started(corpus: Corpus, site: Any) -> Any:
-    """Where global latents start: the background at what silos told of how frequent words are, topics at random."""
-    if site["name"] != "background":
-        random: Any = init_to_uniform
-        return random(site, radius=RADIUS)
-    told = np.log(np.maximum(np.diag(topics.occurrences(corpus.pooled(), corpus.num_words).together), 1))
-    return jnp.asarray(told - told.mean(), jnp.result_type(float))
-
-
-def options(corpus: Corpus, effort: Effort, steps: int, updates: float, encoder: Any = None) -> dict[str, Any]:
+def options(
+    effort: Effort, frequencies: np.ndarray, steps: int, updates: float, encoder: Amortized | None = None
+) -> dict[str, Any]:
     """What all algorithms share.
 
     Args:
-        corpus: The documents.
         effort: The settings.
+        frequencies: In how many documents each word occurs, as far as that is known to who fits.
         steps: Of each silo, in all.
         updates: Of each document, about.
         encoder: An inference network, or None for free parameters.
@@ -118,11 +102,7 @@ def options(corpus: Corpus, effort: Effort, steps: int, updates: float, encoder:
     return {
         "optimizer": optax.adam(optax.cosine_decay_schedule(rate, steps)),
         "local_optimizer": optax.adam(own),
-        "global_family": families.mean_field(),
-        "local_family": wide if encoder is None else encoder,
-        "init_loc_fn": partial(started, corpus),
-        "init_scale": INIT_SCALE,
-        "bound": bounds.elbo(),
+        **families_for_topics(encoder, frequencies=frequencies),
     }
 
 
@@ -142,7 +122,8 @@ def federated(name: str, variant: Variant, effort: Effort, load: Load, seed: int
     if variant.amortized:
         encoder = document_encoder(seed, num_words=corpus.num_words, num_topics=effort.num_topics)
     smallest = min(len(bag["words"]) for bag in silos.values())
-    chosen = options(corpus, effort, rounds * per_round, rounds * per_round * batch / smallest, encoder)
+    steps = rounds * per_round
+    chosen = options(effort, corpus.frequencies, steps, steps * batch / smallest, encoder)
     algorithm: AlgorithmOptions = SFVI(**chosen)
     if name == "SFVI-Avg":
         algorithm = SFVIAvg(num_local_steps=per_round, refit_steps=0, **chosen)
@@ -169,7 +150,8 @@ def independent(variant: Variant, effort: Effort, load: Load, seed: int, state: 
     corpus = load()
     runs, begin = [], time.perf_counter()
     for silo, bag in corpus.silos.items():
-        chosen = options(corpus, effort, effort.steps, effort.steps * effort.batch / len(bag["words"]))
+        own = topics.occurrences(bag, corpus.num_words).alone
+        chosen = options(effort, own, effort.steps, effort.steps * effort.batch / len(bag["words"]))
         model, file = model_of(corpus, effort, variant, effort.batch), state.with_name(f"{state.name}.{silo}")
         rounds = {"num_rounds": effort.steps, "checkpoint": file}
         found, broke = attempt(model, {silo: bag}, key=seed, algorithm=SFVI(**chosen), **rounds)

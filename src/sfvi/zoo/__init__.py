@@ -6,12 +6,13 @@ from .linear_mixed import linear_mixed_model, simulate_linear_mixed
 from .logistic_mixed import logistic_mixed_model
 from .multinomial_regression import multinomial_regression
 from .poisson_mixed import poisson_mixed_model, simulate_poisson_mixed
-from .prod_lda import document_encoder, prod_lda
+from .prod_lda import document_encoder, families_for_topics, prod_lda
 
 __all__ = [
     "deep_latent_gaussian",
     "document_encoder",
     "families_for_networks",
+    "families_for_topics",
     "fed_pop",
     "hierarchical_bnn",
     "image_encoder",

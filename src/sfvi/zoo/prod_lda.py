@@ -13,22 +13,29 @@ on the simplex, $w_d = \mathrm{softmax}(h_d)$, with $h_d \sim \mathcal{N}(0, (1 
 $w_d \sim \mathrm{Dirichlet}(\alpha)$. $\theta = (\alpha, \beta)$ is learned.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
+from numpyro.infer import init_to_uniform
 
+from .. import families
 from .._random import as_key
 from .._types import Key
+from ..bounds import elbo
 from ..errors import OptionError
 from ..families import Amortized, amortized
 from ..model import StructuredModel
 
+RADIUS, SPREAD = 0.1, 1.0  # where topics start, with documents' own parameters and with an encoder
+DOCUMENT_SCALE = 1.0  # as wide as the prior or narrower: else a learned alpha grows while documents are still narrow
 WIDEST, GAIN = 4.0, 2.0  # bounds of an encoder's log scales, and of the logarithm of what it multiplies matches by
 LOGS, SMALL = 4.0, 0.1  # what logarithms of sizes are divided by, and how small its last layer starts
 
@@ -93,6 +100,45 @@ def prod_lda(
             numpyro.factor("n", log_likelihood(scores_of(weights, topics), data["words"], data["counts"], rows))
 
     return StructuredModel(population, silo)
+
+
+def families_for_topics(
+    encoder: Amortized | None = None, *, frequencies: Any = None, init_scale: float = 0.05
+) -> dict[str, Any]:
+    """Options of SFVI, SFVI-Avg and Sites to fit topics with: `SFVI(**families_for_topics())`.
+
+    Mean field, documents that start as wide as their prior, and topics that start at random, since topics that are
+    alike stay so. With an encoder they start far apart: it sends documents to the topics that their words fit, and
+    where these hardly differ it sends them to one.
+
+    Args:
+        encoder: A `document_encoder`; by default every document has parameters of its own.
+        frequencies: Where the background starts: in how many documents each word occurs
+            (`sfvi.data.text.frequencies`). By default where the topics do.
+        init_scale: Standard deviation of topics at the start.
+    """
+    return {
+        "global_family": families.mean_field(),
+        "local_family": _own_parameters if encoder is None else encoder,
+        "init_loc_fn": partial(_start, RADIUS if encoder is None else SPREAD, frequencies),
+        "init_scale": init_scale,
+        "bound": elbo(),
+    }
+
+
+def _own_parameters(units, size, parent, scale, dtype):
+    """A mean field over each document's latents, which start wider than topics."""
+    del scale
+    return families.block(coupling="none", within="diagonal")(units, size, parent, DOCUMENT_SCALE, dtype)
+
+
+def _start(radius, frequencies, site):
+    """Where a site's latents start."""
+    random: Any = init_to_uniform
+    if site["name"] != "background" or frequencies is None:
+        return random(site, radius=radius)
+    told = np.log(np.maximum(np.asarray(frequencies, np.float64), 1))
+    return jnp.asarray(told - told.mean(), jnp.result_type(float))
 
 
 def scores_of(weights: Float[Array, "docs topics"], topics: Float[Array, "rows vocab"]) -> Float[Array, "docs vocab"]:
