@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfvi.data import posts as module
-from sfvi.data.text import agree_on_vocabulary, bag_of_words, dense, padded, report_words, tokenize
+from sfvi.data.text import agree_on_vocabulary, bag_of_words, dense, frequencies, padded, report_words, tokenize
 from sfvi.errors import DataError, OptionError
 
 POST = """From: someone@somewhere.edu (Some One)
@@ -60,8 +60,8 @@ def test_bags_hold_every_word_as_often_as_the_text(texts):
     vocabulary = list("acegi")
     known = [[word for word in text if word in vocabulary] for text in texts]
     if not any(known):
-        with pytest.raises(DataError, match="no document"):
-            bag_of_words(texts, vocabulary)
+        with pytest.raises(DataError, match=f"silo 'a': none of {len(texts)} documents holds a word"):
+            bag_of_words(texts, vocabulary, silo="a")
         return
     bag, kept = bag_of_words(texts, vocabulary)
     assert kept.tolist() == [number for number, text in enumerate(known) if text]
@@ -74,11 +74,41 @@ def test_many_words_and_large_counts_are_kept():
     bag = padded(np.array([0, 2, 2, 3]), np.array([1, 70_000, 5]), np.array([1, 2, 100_000]))
     assert bag["words"].tolist() == [[1, 70_000], [5, 0]]
     assert bag["counts"].tolist() == [[1, 2], [100_000, 0]]
-    with pytest.raises(DataError, match="counts hold 5000000000"):
+    with pytest.raises(DataError, match=r"counts hold numbers that are .* too large"):
         padded(np.array([0, 1]), np.array([1]), np.array([5_000_000_000]))
 
 
+def test_what_a_silo_tells_is_counts_and_nothing_else():
+    """Not which words stand together: in the order of first occurrence the words of each document would be in a row."""
+    texts = [["z", "b"], ["a", "z", "z"], ["b"], ["c"]]
+    told = report_words(texts, threshold=2)
+    assert list(told.items()) == [("b", 2), ("z", 2)]  # as often as the threshold is enough
+    assert list(report_words(texts[::-1], threshold=2).items()) == list(told.items())
+    assert frequencies({"one": told, "two": {"a": 5, "z": 3}}, ["a", "b", "z"]).tolist() == [5, 2, 5]
+
+
+def test_short_documents_are_left_out():
+    bag, kept = bag_of_words([["a"], ["a", "b"], ["a", "x"]], ["a", "b"], fewest=2)
+    assert kept.tolist() == [1]
+    assert dense(bag, 2).tolist() == [[1, 1]]
+    with pytest.raises(DataError, match=r"holds 3 words of the vocabulary.*or lower fewest"):
+        bag_of_words([["a", "b"]], ["a", "b"], fewest=3)
+
+
 def test_bad_input():
+    for what in (lambda: report_words(["a text"]), lambda: bag_of_words(["a text"], ["a"], silo="north")):
+        with pytest.raises(
+            OptionError, match=r"(report_words|'north'): a document is a text; give a list of its words"
+        ):
+            what()
+    with pytest.raises(DataError, match="what silo 'b' told is not"):
+        agree_on_vocabulary({"a": {"x": 3}, "b": {"x": -1}}, 1)
+    with pytest.raises(DataError, match="fewer than 2 \\('b' of none\\); lower"):
+        agree_on_vocabulary({"a": {"x": 3}, "b": {}}, 2)
+    with pytest.raises(DataError, match="words hold numbers that are negative"):
+        padded(np.array([0, 2]), np.array([-1, 7]), np.array([1, 1]))
+    with pytest.raises(DataError, match="indptr does not cut 2 words"):
+        padded(np.array([0, 3]), np.array([1, 7]), np.array([1, 1]))
     with pytest.raises(OptionError, match="threshold is 0"):
         report_words([["a"]], threshold=0)
     with pytest.raises(DataError, match="told of 1 words, fewer than 2"):
@@ -123,6 +153,17 @@ def test_both_kinds_of_files_are_read(folder):
             file.write(json.dumps({"subset": subset, "group": group, "id": number, "text": text}) + "\n")
     from_lines = module.newsgroups()
     assert from_lines.texts == from_archive.texts
+
+
+def test_damaged_bags_are_refused(folder):
+    (folder / "20news_avitm_vocab.txt").write_text("a b c")
+    (folder / "20news_avitm_bow.npz").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"published_bag: the files of avitm .* cannot be read"):
+        module.published_bag("avitm")
+    parts = {"indptr": [0, 1], "indices": [9], "counts": [1]}
+    np.savez(folder / "20news_avitm_bow.npz", **{f"train_{kind}": np.array(part) for kind, part in parts.items()})
+    with pytest.raises(DataError, match="holds word number 9, but num_words is 3"):
+        module.published_bag("avitm")
 
 
 def test_damaged_files_are_refused(folder):

@@ -47,31 +47,50 @@ def occurrences(bag: Bag, num_words: int) -> Occurrences:
 
 def sparse(bag: Bag, num_words: int) -> scipy.sparse.csr_array:
     """Counts as a sparse matrix, a row for each document."""
-    rows, columns = np.nonzero(bag["counts"])
-    check_words(bag, num_words)
-    entries = bag["counts"][rows, columns].astype(np.int64), (rows, bag["words"][rows, columns].astype(np.int64))
-    return scipy.sparse.csr_array(entries, shape=(len(bag["words"]), num_words))
+    check_bag(bag, num_words)
+    words, counts = (np.asarray(bag[part]) for part in ("words", "counts"))
+    rows, columns = np.nonzero(counts)
+    entries = counts[rows, columns].astype(np.int64), (rows, words[rows, columns].astype(np.int64))
+    return scipy.sparse.csr_array(entries, shape=(len(words), num_words))
 
 
-def check_words(bag: Bag, num_words: int) -> None:
-    """Refuse documents that hold words beyond a vocabulary."""
-    last = int(np.max(bag["words"], initial=0))
+def check_bag(bag: Bag, num_words: int) -> None:
+    """Refuse documents that are none: words beyond the vocabulary, counts that do not count.
+
+    Args:
+        bag: Documents as `sfvi.data.text.bag_of_words` gives them.
+        num_words: Length of the vocabulary.
+    """
+    words, counts = (np.asarray(bag[part]) for part in ("words", "counts"))
+    if words.ndim != 2 or words.shape != counts.shape:
+        raise DataError(
+            f"words have the shape {words.shape} and counts {counts.shape}; give both a row for each document."
+        )
+    for part, values in (("words", words), ("counts", counts)):
+        whole = values.dtype.kind in "biu" or np.array_equal(values, np.floor(values))
+        if not whole or not np.isfinite(values).all() or values.min(initial=0) < 0:
+            raise DataError(f"{part} hold numbers that are negative or not whole; give whole numbers of at least 0.")
+    last = int(words.max(initial=0))
     if last >= num_words:
         raise DataError(
-            f"A document holds word number {last}, but num_words is {num_words}; give its vocabulary's size."
+            f"a document holds word number {last}, but num_words is {num_words}; give its vocabulary's size."
         )
+    if not counts.any():
+        raise DataError("all counts are zero; give documents with words.")
 
 
 def top_words(topics: np.ndarray, *, top: int = TOP) -> np.ndarray:
     """The words with the largest entries of each topic, largest first, by their places in the vocabulary."""
     topics = np.asarray(topics)
-    if topics.ndim != 2 or not np.isfinite(topics).all() or not 1 <= top <= topics.shape[1]:
-        raise OptionError(f"top_words: topics have shape {topics.shape}; give finite numbers, words on the last axis.")
+    if topics.ndim != 2 or not np.isfinite(topics).all():
+        raise OptionError(f"topics have shape {topics.shape}; give finite numbers, words on the last axis.")
+    if not 1 <= top <= topics.shape[1]:
+        raise OptionError(f"top is {top}; give at least 1 and at most the number of words, {topics.shape[1]}.")
     return np.argsort(-topics, axis=1, kind="stable")[:, :top]
 
 
 def umass(tops: np.ndarray, counts: Occurrences, *, epsilon: float = 1.0) -> np.ndarray:
-    r"""UMass coherence of each topic (Mimno et al. 2011), the larger the better; NaN if a word occurs in no document.
+    r"""UMass coherence of each topic (Mimno et al. 2011), the larger the better; NaN if a word is in no document.
 
     $$\frac{2}{N(N-1)} \sum_{i > j} \log \frac{D(v_i, v_j) + \epsilon}{D(v_j)}, \quad v_1, \dots, v_N
       \text{ the topic's first words, in its order}$$
@@ -82,12 +101,12 @@ def umass(tops: np.ndarray, counts: Occurrences, *, epsilon: float = 1.0) -> np.
         epsilon: $\epsilon$.
     """
     _check_pairs("umass", tops)
-    alone = np.where(counts.alone > 0, counts.alone, np.nan)
-    found = []
+    alone, found = np.maximum(counts.alone, 1), []
     for words in tops:
         later, earlier = np.tril_indices(len(words), -1)
         pairs = counts.together[words[later], words[earlier]] + epsilon
-        found.append(np.mean(np.log(pairs / alone[words[earlier]])))
+        known = np.all(counts.alone[words] > 0)
+        found.append(np.mean(np.log(pairs / alone[words[earlier]])) if known else np.nan)
     return np.array(found)
 
 
@@ -135,9 +154,12 @@ def completion(bag: Bag, *, seed: int) -> tuple[dict[str, np.ndarray], dict[str,
 
     Documents of fewer than two words are left out of both.
     """
+    words, counts = (np.asarray(bag[part]) for part in ("words", "counts"))
+    if counts.dtype.kind not in "iu":
+        raise DataError(f"completion: counts have the type {counts.dtype}; give whole numbers.")
     generator = np.random.default_rng(seed)
-    kept = bag["counts"].sum(1) >= 2
-    words, counts = bag["words"][kept], bag["counts"][kept]
+    kept = counts.sum(1) >= 2
+    words, counts = words[kept], counts[kept]
     half = np.zeros_like(counts)
     for row, own in enumerate(counts):
         tokens = np.repeat(np.arange(len(own)), own)
@@ -153,7 +175,13 @@ def perplexity(log_probabilities: np.ndarray, bag: Bag) -> float:
         log_probabilities: Of each document's words, a number for each document.
         bag: Those documents.
     """
-    return float(np.exp(-np.sum(log_probabilities) / bag["counts"].sum()))
+    tokens = np.sum(bag["counts"])
+    if np.shape(log_probabilities) != (len(bag["counts"]),) or not tokens:
+        raise OptionError(
+            f"perplexity: there are {np.size(log_probabilities):,} log probabilities and {len(bag['counts']):,} "
+            f"documents of {tokens:,} words; give a number for each document, and documents with words."
+        )
+    return float(np.exp(-np.sum(log_probabilities) / tokens))
 
 
 def shown(topics: np.ndarray, vocabulary: Sequence[str], *, top: int = TOP) -> list[str]:

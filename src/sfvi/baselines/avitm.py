@@ -10,6 +10,7 @@ approximation of a Dirichlet($\alpha$), $h_d \sim \mathcal{N}(0, (1 - 1/K) / \al
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,11 +22,13 @@ from jaxtyping import Array, Float
 
 from .._random import as_key
 from .._types import Key
-from ..errors import DataError, OptionError
-from ..topics import check_words
+from ..errors import DataError
+from ..topics import check_bag
+from ..zoo.options import check_numbers, check_sizes
 from ..zoo.prod_lda import spread_out
 
 EPSILON, MOMENTUM = 1e-3, 0.99  # of batch normalization
+LEAST_KEPT = 1e-3  # by dropout
 AT_ONCE = 500  # documents, when all are looked at
 
 
@@ -36,7 +39,7 @@ class Avitm:
     Attributes:
         num_topics: K.
         num_hidden: Units of each of the two hidden layers.
-        keep: Probability that a unit survives dropout.
+        keep: Probability that a unit survives dropout; 1 for no dropout.
         alpha: $\alpha$.
         batch_size: Documents in a step.
         epochs: Passes over the documents.
@@ -54,12 +57,12 @@ class Avitm:
     momentum: float = 0.99
 
     def __post_init__(self):
-        for option in ("num_topics", "num_hidden", "batch_size", "epochs"):
-            value, least = getattr(self, option), 2 if option == "num_topics" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"Avitm: {option} is {value!r}; give a whole number of at least {least}.")
-        if not 0 < self.keep <= 1:
-            raise OptionError(f"Avitm: keep is {self.keep!r}; give a number above 0 and at most 1.")
+        check_sizes("Avitm", least=2, num_topics=self.num_topics, batch_size=self.batch_size)
+        check_sizes("Avitm", num_hidden=self.num_hidden, epochs=self.epochs)
+        check_numbers("Avitm", above=0.0, alpha=self.alpha, step_size=self.step_size)
+        check_numbers("Avitm", above=0.0, below=1.0, momentum=self.momentum)
+        if self.keep != 1 or isinstance(self.keep, bool):
+            check_numbers("Avitm", above=LEAST_KEPT, below=1.0, keep=self.keep)
 
 
 class Moments(NamedTuple):
@@ -97,6 +100,7 @@ class AvitmFit(NamedTuple):
 
     def log_probabilities(self, bag: Mapping[str, np.ndarray]) -> Float[np.ndarray, "docs vocab"]:
         """Of every word in each document, given the words that it has; no dropout, h at its mean."""
+        check_bag(bag, self.topics.shape[1])
 
         @jax.jit
         def some(words, counts):
@@ -146,6 +150,31 @@ class _Pass:
         return (values - at.mean) / jnp.sqrt(at.var + EPSILON) + self.network.shifts[name]
 
 
+def loss(
+    settings: Avitm, network: Network, moments: dict[str, Moments], counts: Float[Array, "docs vocab"], key: Key
+) -> tuple[Float[Array, ""], dict[str, Moments]]:
+    r"""$\mathrm{KL}(q(h_d) \,\|\, p) - \log p(n_d \mid h_d)$ at a draw, mean over a batch of documents.
+
+    Args:
+        settings: The settings.
+        network: The trained numbers.
+        moments: Of the batch normalizations so far.
+        counts: Of all words of each document.
+        key: Of dropout and of the draw.
+
+    Returns:
+        The loss, and the moments with those of this batch.
+    """
+    variance = (1 - 1 / settings.num_topics) / settings.alpha
+    run = _Pass(network, settings.keep, key, moments)
+    loc, log_var = run.encode(counts)
+    noise = jax.random.normal(run.keys["noise"], loc.shape)
+    log_likelihood = jnp.sum(counts * run.decode(loc + jnp.exp(0.5 * log_var) * noise), axis=1)
+    ratio = jnp.exp(log_var) / variance
+    divergence = 0.5 * jnp.sum(ratio + loc**2 / variance - 1.0 - jnp.log(ratio), axis=1)
+    return jnp.mean(divergence - log_likelihood), jax.lax.stop_gradient(run.moments)
+
+
 def avitm(bag: Mapping[str, np.ndarray], settings: Avitm, *, key: Key | int, num_words: int) -> AvitmFit:
     """Fit ProdLDA to pooled documents.
 
@@ -155,7 +184,7 @@ def avitm(bag: Mapping[str, np.ndarray], settings: Avitm, *, key: Key | int, num
         key: Of all randomness.
         num_words: Length of the vocabulary.
     """
-    check_words(bag, num_words)
+    check_bag(bag, num_words)
     words, counts = (jnp.asarray(bag[part]) for part in ("words", "counts"))
     num_documents = words.shape[0]
     if num_documents < 2:
@@ -164,25 +193,16 @@ def avitm(bag: Mapping[str, np.ndarray], settings: Avitm, *, key: Key | int, num
     batch = min(settings.batch_size, num_documents)
     steps = max(1, num_documents // batch)
     adam = optax.adam(settings.step_size, b1=settings.momentum)
+    terms = jax.value_and_grad(partial(loss, settings), has_aux=True)
     network: Any
     network, moments = _start(first, settings, num_words)
-    variance = (1 - 1 / settings.num_topics) / settings.alpha
-
-    def loss(network, moments, counts, key):
-        run = _Pass(network, settings.keep, key, moments)
-        loc, log_var = run.encode(counts)
-        noise = jax.random.normal(run.keys["noise"], loc.shape)
-        log_likelihood = jnp.sum(counts * run.decode(loc + jnp.exp(0.5 * log_var) * noise), axis=1)
-        ratio = jnp.exp(log_var) / variance
-        divergence = 0.5 * jnp.sum(ratio + loc**2 / variance - 1.0 - jnp.log(ratio), axis=1)
-        return jnp.mean(divergence - log_likelihood), jax.lax.stop_gradient(run.moments)
 
     def step(state, key):
         network, opt_state, moments = state
         draw_key, own_key = jax.random.split(key)
         rows = jax.random.randint(draw_key, (batch,), 0, num_documents)
         drawn = spread_out(words, counts, rows, num_words)
-        (value, moments), gradient = jax.value_and_grad(loss, has_aux=True)(network, moments, drawn, own_key)
+        (value, moments), gradient = terms(network, moments, drawn, own_key)
         updates, opt_state = adam.update(gradient, opt_state, network)
         return (optax.apply_updates(network, updates), opt_state, moments), -value
 
@@ -194,8 +214,8 @@ def avitm(bag: Mapping[str, np.ndarray], settings: Avitm, *, key: Key | int, num
     for number in range(settings.epochs):
         state, values = epoch(state, jax.random.fold_in(run_key, number))
         elbo.append(float(values.mean()))
-    if not np.isfinite(elbo).all():
-        raise DataError("avitm: the loss is not finite; lower step_size.")
+        if not np.isfinite(elbo[-1]):
+            raise DataError(f"avitm: the loss is not finite in epoch {number + 1}; lower step_size.")
     network, _, moments = state
     return AvitmFit(np.asarray(network.topics), network, moments, np.array(elbo))
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import tarfile
+import zipfile
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DataError
+from ..topics import check_bag
 from .store import download, own_folder
 from .text import padded
 
@@ -88,11 +90,19 @@ def published_bag(corpus: str) -> Bag:
     file = None if folder is None else folder / f"20news_{corpus}_bow.npz"
     if folder is None or file is None or not file.is_file():
         raise DataError(f"published_bag: 20news_{corpus}_bow.npz is not to be downloaded; set SFVI_DATA to its folder.")
-    vocabulary = (folder / f"20news_{corpus}_vocab.txt").read_text().split()
-    with np.load(file, allow_pickle=False) as stored:
-        parts = sorted(name.removesuffix("_indptr") for name in stored.files if name.endswith("_indptr"))
-        rows = {part: [stored[f"{part}_{kind}"] for kind in ("indptr", "indices", "counts")] for part in parts}
-    return Bag(vocabulary, {part: padded(*found) for part, found in rows.items()})
+    try:
+        vocabulary = (folder / f"20news_{corpus}_vocab.txt").read_text().split()
+        with np.load(file, allow_pickle=False) as stored:
+            parts = sorted(name.removesuffix("_indptr") for name in stored.files if name.endswith("_indptr"))
+            rows = {part: [stored[f"{part}_{kind}"] for kind in ("indptr", "indices", "counts")] for part in parts}
+        bags = {part: padded(*found) for part, found in rows.items()}
+        for bag in bags.values():
+            check_bag(bag, len(vocabulary))
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"published_bag: the files of {corpus} in {folder} cannot be read ({error}); replace them."
+        ) from error
+    return Bag(vocabulary, bags)
 
 
 def body(text: str) -> str:

@@ -94,7 +94,7 @@ def _of_posts(documents, num_words, num_silos, held_out, threshold, seed):
     told = {silo: report_words(part, threshold=threshold) for silo, part in texts.items()}
     vocabulary = agree_on_vocabulary(told, num_words)
     central = agree_on_vocabulary({"all": report_words(train, threshold=1)}, num_words)
-    silos = {silo: bag_of_words(part, vocabulary)[0] for silo, part in texts.items()}
+    silos = {silo: bag_of_words(part, vocabulary, silo=silo)[0] for silo, part in texts.items()}
     test, _ = bag_of_words([documents[number] for number in order[:held_out]], vocabulary)
     halves = topics.completion(test, seed=seed)
     return Corpus(vocabulary, frequencies(told, vocabulary), _even(silos), *halves, len(set(vocabulary) & set(central)))

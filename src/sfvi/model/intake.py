@@ -1,6 +1,7 @@
 """Checking what a user hands over, before anything runs."""
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,6 +57,16 @@ def array_leaves(name: str, data: Any):
         return jax.tree.unflatten(tree, merged)
 
     return values, rebuild, (str(tree), tuple((type(c), c) for c in constants))
+
+
+def check_values(name: str, check: Callable[[Any], None], data: Any) -> None:
+    """Let a model look at a silo's data, and say whose they are if it objects."""
+    try:
+        check(data)
+    except KeyError as error:
+        raise DataError(f"Silo {name!r}: there is no {error.args[0]!r} in the data; add it.") from error
+    except ValueError as error:
+        raise DataError(f"Silo {name!r}: {error}") from error
 
 
 def text_columns(data: Any) -> list[str]:

@@ -13,7 +13,7 @@ from ..errors import DataError, ModelError, OptionError
 from .apart import Apart, ways_apart
 from .centring import DEFAULT, check_centring
 from .choosing import choose
-from .intake import array_leaves, check_theta, count_units, describe, identify, text_columns
+from .intake import array_leaves, check_theta, check_values, count_units, describe, identify, text_columns
 from .layout import FlatLayout, group_units
 from .owners import attribute, loose_sites
 from .programs import PopulationProgram, SiloData, SiloProgram
@@ -45,6 +45,9 @@ class StructuredModel:
             sites whose location or scale depends on a latent or a parameter. For single sites give a mapping from
             site to one of these or to a number; the others follow the default. Results are always of the site
             itself. Other sites, and those inside a `scan` or scaled by a handler, stay as written.
+        check: Takes one silo's data, as arrays, before the program sees them, and raises a ValueError with a sentence
+            if their values cannot be right. (Programs are traced: they see shapes and types only. Values of observed
+            sites are held against the support of their distribution anyway.)
 
     Example:
         ```python
@@ -67,14 +70,18 @@ class StructuredModel:
         dims: Mapping[str, list[str]] | None = None,
         coords: Mapping[str, Any] | None = None,
         centring: str | Mapping[str, str | float] = DEFAULT,
+        check: Callable[[Any], None] | None = None,
     ):
         if not callable(population) or not (callable(silo) or isinstance(silo, Mapping)):
             raise ModelError("StructuredModel takes two NumPyro programs (functions), or a mapping of silo programs.")
+        if not (check is None or callable(check)):
+            raise ModelError(f"StructuredModel: check is {check!r}; give a function that takes a silo's data.")
         _check_no_arguments(population)
         self.dims = dict(dims or {})
         self.coords = dict(coords or {})
         self.wording = Wording()  # a front end that writes the programs has its own
         self.centring = check_centring(centring)
+        self._check = check
         self._silo = silo
         self._structure = inspect(population, (), what="The population program")
         _check_population(self._structure)
@@ -104,6 +111,8 @@ class StructuredModel:
             program: Where every silo has a program of its own, the silo whose program to use; by default its own.
         """
         values, rebuild, signature = array_leaves(name, data)
+        if self._check is not None:
+            check_values(name, self._check, rebuild(values))
         function = self._silo_function(name, program)
         try:
             bound = self._program(name, function, values, rebuild, signature)[0]

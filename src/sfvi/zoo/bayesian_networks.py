@@ -20,7 +20,8 @@ from numpyro.infer import init_to_uniform
 from .. import families
 from ..errors import OptionError
 from ..model import StructuredModel
-from .labelled import check_sizes, rows_of
+from .labelled import rows_of
+from .options import check_sizes
 
 Widths = Sequence[int]
 RADIUS = 0.1  # where weights start

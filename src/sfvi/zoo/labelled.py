@@ -7,14 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro
 
-from ..errors import DataError, OptionError
-
-
-def check_sizes(model: str, **sizes: Any) -> None:
-    """Refuse sizes that are none; those that are None are left open."""
-    for option, value in sizes.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise OptionError(f"{model}: {option} is {value!r}; give a whole number of at least 1.")
+from ..errors import DataError
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from ..model import StructuredModel
-from .labelled import check_sizes, rows_of
+from .labelled import rows_of
+from .options import check_sizes
 
 
 def multinomial_regression(

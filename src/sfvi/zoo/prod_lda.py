@@ -13,6 +13,7 @@ on the simplex, $w_d = \mathrm{softmax}(h_d)$, with $h_d \sim \mathcal{N}(0, (1 
 $w_d \sim \mathrm{Dirichlet}(\alpha)$. $\theta = (\alpha, \beta)$ is learned.
 """
 
+import math
 from functools import partial
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ from ..bounds import elbo
 from ..errors import OptionError
 from ..families import Amortized, amortized
 from ..model import StructuredModel
+from ..topics import check_bag
+from .options import check_flags, check_numbers, check_sizes
 
 RADIUS, SPREAD = 0.1, 1.0  # where topics start, with documents' own parameters and with an encoder
 DOCUMENT_SCALE = 1.0  # as wide as the prior or narrower: else a learned alpha grows while documents are still narrow
@@ -67,12 +70,14 @@ def prod_lda(
     """
     if form not in ("published", "printed"):
         raise OptionError(f"prod_lda: form is {form!r}; choose 'published' or 'printed'.")
-    for option, value, least in (("num_words", num_words, 2), ("num_topics", num_topics, 2)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(f"prod_lda: {option} is {value!r}; give a whole number of at least {least}.")
     printed, shape = form == "printed", (num_topics, num_words)
     if alpha is None:
         alpha = 0.0 if printed else 1.0 / num_topics
+    check_sizes("prod_lda", least=2, num_words=num_words, num_topics=num_topics)
+    check_sizes("prod_lda", batch_size=batch_size)
+    check_flags("prod_lda", background=background, fixed=fixed)
+    check_numbers("prod_lda", above=-math.inf if printed else 0.0, alpha=alpha)
+    check_numbers("prod_lda", above=0.0, beta=beta)
 
     def hyperparameter(name: str, start: float, support: Any) -> Any:
         return start if fixed else numpyro.param(name, start, constraint=support)
@@ -99,7 +104,7 @@ def prod_lda(
             weights: Any = numpyro.deterministic("weights", h if printed else jax.nn.softmax(h))
             numpyro.factor("n", log_likelihood(scores_of(weights, topics), data["words"], data["counts"], rows))
 
-    return StructuredModel(population, silo)
+    return StructuredModel(population, silo, check=partial(check_bag, num_words=num_words))
 
 
 def families_for_topics(
@@ -162,7 +167,7 @@ def log_likelihood(scores: Float[Array, "drawn vocab"], words: Any, counts: Any,
 
 
 def spread_out(words: Any, counts: Any, rows: Any, num_words: int) -> Float[Array, "drawn vocab"]:
-    """The counts of some documents, a column for each word of the vocabulary; NaN if a word is beyond it.
+    """The counts of some documents, a column for each word of the vocabulary.
 
     A loop over the entries that are there: to look scores up at all padded places, and to add gradients there, would
     take several times as long. Those of several silos are laid end to end, for side by side each entry would be a pass
@@ -178,8 +183,7 @@ def spread_out(words: Any, counts: Any, rows: Any, num_words: int) -> Float[Arra
             def entry(number, found):
                 return found.at[place, own_words[number]].add(own_counts[number])
 
-            known = jnp.where(jnp.max(own_words) < num_words, 0.0, jnp.nan).astype(found.dtype)
-            return jax.lax.fori_loop(0, length, entry, found.at[place, 0].add(known))
+            return jax.lax.fori_loop(0, length, entry, found)
 
         start = jnp.zeros((rows.shape[0], num_words), jnp.result_type(float))
         return jax.lax.fori_loop(0, rows.shape[0], document, start)
@@ -216,6 +220,11 @@ class _Encoder(eqx.Module):
     num_words: int = eqx.field(static=True)
 
     def __call__(self, document, z_global):
+        if z_global.size not in [rows * self.num_words for rows in (self.num_topics, self.num_topics + 1)]:
+            raise OptionError(
+                f"document_encoder: it is for {self.num_topics} topics of {self.num_words} words, but the model has "
+                f"{z_global.size} global latents; give both the same num_topics and num_words."
+            )
         rows = z_global.reshape(-1, self.num_words)
         topics = rows[: self.num_topics]
         words, counts = (document[part][None] for part in ("words", "counts"))
@@ -246,6 +255,8 @@ def document_encoder(
         num_hidden: Units of a hidden layer.
         depth: How many of them.
     """
+    check_sizes("document_encoder", least=2, num_words=num_words, num_topics=num_topics)
+    check_sizes("document_encoder", num_hidden=num_hidden, depth=depth)
     sizes = num_topics + 2, 2 * num_topics + 1, num_hidden, depth
     network: Any = eqx.nn.MLP(*sizes, activation=jax.nn.softplus, key=as_key(key))
     last = network.layers[-1]
