@@ -13,7 +13,7 @@ import scipy.sparse
 from .errors import DataError, OptionError
 
 Bag = Mapping[str, np.ndarray]
-TOP = 10
+TOP, DIVERSE = 10, 25  # first words of a topic that are looked at
 
 
 class Occurrences(NamedTuple):
@@ -143,7 +143,7 @@ def _check_pairs(measure, tops):
         raise OptionError(f"{measure}: tops have shape {shape}; give at least two words of each topic.")
 
 
-def diversity(topics: np.ndarray, *, top: int = 25) -> float:
+def diversity(topics: np.ndarray, *, top: int = DIVERSE) -> float:
     """Share of different words among the first ones of all topics (Dieng et al. 2020)."""
     tops = top_words(topics, top=top)
     return len(np.unique(tops)) / tops.size

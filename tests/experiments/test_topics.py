@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfvi.experiments import EXPERIMENTS, reproduce, topics_corpus
+from sfvi import topics
+from sfvi.errors import OptionError
+from sfvi.experiments import EXPERIMENTS, reproduce, topics_corpus, topics_methods
 from sfvi.experiments.spec import read
 from sfvi.experiments.topics_claims import OF_OURS, OF_THE_PAPER, Claim, judged
 from sfvi.experiments.topics_methods import thinned
@@ -42,6 +44,7 @@ def posts(monkeypatch):
     found = [list(generator.choice(subjects[number % 3], 12)) for number in range(90)]
     topics_corpus.corpus.cache_clear()
     monkeypatch.setattr(topics_corpus, "words_of_posts", lambda num_posts: found[:num_posts])
+    monkeypatch.setattr(topics_corpus, "groups_of_posts", lambda num_posts: np.arange(num_posts) % 3)
     yield found
     topics_corpus.corpus.cache_clear()
 
@@ -49,9 +52,64 @@ def posts(monkeypatch):
 def test_documents_are_dealt_out_once(posts):
     found = topics_corpus.corpus("posts", 90, 42, 2, 10, 1, 0)
     assert [len(bag["words"]) for bag in found.silos.values()] == [40, 40]
-    assert found.in_common == len(found.vocabulary) == 42
+    assert len(found.vocabulary) == 42
     tokens = sum(int(bag["counts"].sum()) for bag in (*found.silos.values(), found.given, found.unseen))
     assert tokens == 90 * 12
+
+
+def test_the_vocabulary_is_what_silos_tell_of(posts):
+    """Every word is in at least as many documents of one silo as the threshold says, and is counted in such silos."""
+    found = topics_corpus.corpus("posts", 90, 25, 2, 10, 8, 0)
+    counts = np.array([topics.occurrences(bag, 25).alone for bag in found.silos.values()])
+    assert counts.max(axis=0).min() >= 8 > counts.min()
+    np.testing.assert_array_equal(found.frequencies, np.where(counts >= 8, counts, 0).sum(axis=0))
+
+
+def test_vocabularies_are_compared(posts):
+    found = topics_corpus.compare_vocabularies(90, 30, 3, 0, (1, 12, 80), 0)
+    assert found["at random"]["1"] == found["by newsgroup"]["1"] == [42, 30]
+    assert found["at random"]["80"] == [0, 0]
+    assert found["by newsgroup"]["12"][0] > found["at random"]["12"][0]  # a subject's words are all in one silo
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ("LDA", "gensim"),
+        ("LDA", "scikit-learn"),
+        ("autoencoder", "AVITM"),
+        ("published", "SFVI"),
+        ("nothing learned", "word frequencies"),
+    ],
+    ids=str,
+)
+def test_nothing_is_learned_from_what_is_to_be_foreseen(posts, tmp_path, monkeypatch, float32, method):
+    """Neither the other halves of held-out documents nor which words do not occur change any prediction."""
+    seen = []
+    measured = topics_methods.measured
+
+    def kept(corpus, found, logs):
+        seen.append((found, logs))
+        return measured(corpus, found, logs)
+
+    monkeypatch.setattr(topics_methods, "measured", kept)
+    (tmp_path / "spec.toml").write_text(TINY)
+    experiment = read(tmp_path, EXPERIMENTS["topics"], "tiny")
+    corpus = topics_corpus.corpus("posts", 90, 40, 2, 10, 1, 0)
+    given = {"words": np.where(corpus.given["counts"] > 0, corpus.given["words"], 0), "counts": corpus.given["counts"]}
+    other = corpus._replace(given=given, unseen={part: values[::-1] for part, values in corpus.unseen.items()})
+    for number, each in enumerate((corpus, other)):
+        run = experiment.methods()[method]
+        result = run(experiment.effort, lambda each=each: each, 0, tmp_path / str(number))
+        _, logs = seen[-1]
+        np.testing.assert_allclose(np.exp(logs).sum(axis=1), 1.0, rtol=1e-4)
+        tops = [[corpus.vocabulary.index(word) for word in words.split()] for words in result["words"]]
+        coherence = topics.npmi(np.array(tops), topics.occurrences(corpus.pooled(), 40))
+        np.testing.assert_allclose(result["npmi"], coherence, atol=1e-4)
+        if method == ("published", "SFVI"):
+            tokens = corpus.pooled()["counts"].sum()
+            assert 0.5 < -result["elbo at the end"] / (tokens * np.log(40)) < 2.0
+    np.testing.assert_array_equal(seen[0][1], seen[1][1])
 
 
 def run(tmp_path, *only):
@@ -64,10 +122,16 @@ def run(tmp_path, *only):
 
 
 def test_some_methods_in_miniature(posts, tmp_path, float32):
-    report = run(tmp_path, "NMF", "LDA / gensim", "published / SFVI-Avg")
-    for row in ("NMF | scikit-learn", "LDA | gensim", "published | SFVI-Avg"):
+    report = run(tmp_path, "vocabulary", "nothing", "NMF", "LDA / gensim", "published / SFVI-Avg")
+    for row in (
+        "nothing learned | random topics",
+        "nothing learned | word frequencies",
+        "NMF | scikit-learn",
+        "LDA | gensim",
+        "published | SFVI-Avg",
+    ):
         assert f"| {row} |" in report
-    assert "40 or more of 40" in report
+    assert "| threshold | told, silos at random | in common |" in report
     assert "Topics of published, SFVI-Avg" in report
 
 
@@ -113,3 +177,19 @@ def test_a_claim_holds_if_the_difference_on_the_same_documents_is_clear(score, o
 def test_every_claim_is_about_methods_of_the_experiment():
     experiment = read(Path("experiments/topics"), EXPERIMENTS["topics"], "paper")
     assert {method for claim in OF_THE_PAPER + OF_OURS for method in claim[:2]} <= set(experiment.methods())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_words = 40": "num_words = 20"}, "num_words is 20; diversity takes at least 25"),
+        ({"topics = 3": "topics = 60"}, "topics is 60; give at least 2, and at most num_words"),
+    ],
+)
+def test_impossible_settings_are_refused_before_any_work(tmp_path, change, says):
+    text = TINY
+    for old, new in change.items():
+        text = text.replace(old, new)
+    (tmp_path / "spec.toml").write_text(text)
+    with pytest.raises(OptionError, match=says):
+        read(tmp_path, EXPERIMENTS["topics"], "tiny")

@@ -10,12 +10,13 @@ import numpy as np
 
 from .. import scores
 from ..errors import OptionError
+from ..topics import DIVERSE
 from ..zoo.prod_lda import SPREAD
 from . import topics_methods as methods
 from .base import Cell, Result, Results, markdown, name
 from .spec import Rounds, check_seeds
-from .topics_claims import ELBO, OF_OURS, OF_THE_PAPER, Method, judged
-from .topics_corpus import Source, corpus
+from .topics_claims import ELBO, OF_OURS, OF_THE_PAPER, RANDOM, Method, judged
+from .topics_corpus import Source, compare_vocabularies, corpus
 from .topics_methods import ALPHA, BETA, ELBO_DRAWS, Effort, Variant
 from .topics_picture import draw
 
@@ -26,8 +27,10 @@ VARIANTS = {
     AMORTIZED: Variant("published", amortized=True),
     PRINTED: Variant("printed", learned=True),
 }
+FREQUENCIES = (RANDOM[0], "word frequencies")
 KEPT = {"AVITM": 0.4, "AVITM, less dropout": 0.8}  # by dropout: as published, and as later versions have it
 OURS = ("SFVI", "SFVI-Avg", "Sites", "Independent", "pooled")
+VOCABULARY, THRESHOLDS = "vocabulary", (1, 5, 10, 20, 50, 100)
 READ = ((PUBLISHED, "SFVI"), (PUBLISHED, "SFVI-Avg"), ("autoencoder", "AVITM"), ("LDA", "gensim"), (PRINTED, "SFVI"))
 Model = Literal["published", "published, learned", "published, amortized", "printed"]
 
@@ -78,8 +81,10 @@ class TopicsExperiment:
 
     def __post_init__(self):
         check_seeds("topics", self.seeds)
-        if self.topics < 2:
-            raise OptionError(f"topics: topics is {self.topics}; give at least 2.")
+        if not 2 <= self.topics <= self.num_words:
+            raise OptionError(f"topics: topics is {self.topics}; give at least 2, and at most num_words.")
+        if self.num_words < DIVERSE:
+            raise OptionError(f"topics: num_words is {self.num_words}; diversity takes at least {DIVERSE}.")
 
     @property
     def effort(self) -> Effort:
@@ -90,6 +95,8 @@ class TopicsExperiment:
     def methods(self) -> dict[Method, Callable[..., Result]]:
         """Each fills a cell for a seed; quick ones first."""
         found: dict[Method, Callable[..., Result]] = {
+            RANDOM: methods.random_topics,
+            FREQUENCIES: methods.word_frequencies,
             ("NMF", "scikit-learn"): methods.sklearn_nmf,
             ("LDA", "gensim"): partial(methods.gensim_lda, self.passes),
             ("LDA", "scikit-learn"): partial(methods.sklearn_lda, self.passes),
@@ -114,6 +121,8 @@ class TopicsExperiment:
             "topics": self.topics,
         }
         found = []
+        if self.corpus == "posts":
+            found.append(Cell(VOCABULARY, data | {"thresholds": list(THRESHOLDS)}, self._compare_vocabularies))
         for seed in self.seeds:
             sizes = self.num_words, self.silos, self.held_out, self.threshold
             load = partial(corpus, self.corpus, self.num_posts, *sizes, seed)
@@ -143,12 +152,7 @@ class TopicsExperiment:
         counts = [len(self._runs(results, method)) for method in self.methods()]
         note = f"Seeds: {max(counts)}" if len(set(counts)) == 1 else f"Seeds: {min(counts)} to {max(counts)}"
         text = f"{note}; mean ± standard error over them.\n\n" + markdown(columns, rows, names=2)
-        shared = [
-            run["in common"] for method in self.methods() for run in self._runs(results, method) if "in common" in run
-        ]
-        if shared:
-            text += f"\nWords that the silos' vocabulary shares with that of pooled texts: {min(shared):,} or more of "
-            text += f"{self.num_words:,}.\n"
+        text += self._vocabularies(results)
         for title, claims in (("The paper's claims", OF_THE_PAPER), ("Against others on pooled documents", OF_OURS)):
             said = self._claims(results, claims)
             text += f"\n{title}:\n\n{said}\n" if said else ""
@@ -162,6 +166,7 @@ class TopicsExperiment:
         """What decides a cell beside the data."""
         if model not in VARIANTS:
             return {
+                RANDOM[0]: {},
                 "NMF": {},
                 "LDA": {"passes": self.passes},
                 "autoencoder": {"epochs": self.epochs, "keep": KEPT.get(method)},
@@ -174,6 +179,27 @@ class TopicsExperiment:
         known |= {} if method == "Independent" else {"ELBO draws": ELBO_DRAWS}
         rounds = {"SFVI-Avg": self.average, "Sites": self.sites}.get(method)
         return known | ({"steps": self.steps} if rounds is None else {"rounds": list(rounds)})
+
+    def _compare_vocabularies(self, state):
+        del state
+        return compare_vocabularies(
+            self.num_posts, self.num_words, self.silos, self.held_out, THRESHOLDS, self.seeds[0]
+        )
+
+    def _vocabularies(self, results):
+        """How the silos' vocabulary differs from that of pooled texts."""
+        if VOCABULARY not in results:
+            return ""
+        rows = []
+        for threshold in THRESHOLDS:
+            row = [str(threshold)]
+            for found in results[VOCABULARY].values():
+                told, same = found[str(threshold)]
+                row += [f"{told:,}", f"{same:,}" if same else "too few"]
+            rows.append(row)
+        splits = [part for split in results[VOCABULARY] for part in (f"told, silos {split}", "in common")]
+        title = f"Words that silos tell of, and how many of their {self.num_words:,} pooled texts would have given:"
+        return f"\n{title}\n\n{markdown(['threshold', *splits], rows)}"
 
     def _claims(self, results, claims):
         """What is to be said of each claim."""

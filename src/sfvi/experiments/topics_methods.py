@@ -138,7 +138,6 @@ def federated(name: str, variant: Variant, effort: Effort, load: Load, seed: int
     traffic = int(np.sum(sent["rounds"] * (sent["bytes to a silo"] + sent["bytes from a silo"])))
     alone = name == "pooled"
     extra = {"rounds": 0 if alone else rounds, "bytes": 0 if alone else traffic, "seconds": round(seconds, 1)}
-    extra |= {} if corpus.in_common is None else {"in common": corpus.in_common}
     extra["theta"] = {part: float(value) for part, value in found.theta.items()}
     extra["elbo"] = thinned(found.elbo, per_round)
     extra["elbo at the end"] = round(reached(found, model_of(corpus, effort, variant, None), silos), 1)
@@ -171,6 +170,23 @@ def autoencoder(keep: float, epochs: int, effort: Effort, load: Load, seed: int,
     settings = Avitm(num_topics=effort.num_topics, keep=keep, epochs=epochs)
     found = avitm(corpus.pooled(), settings, key=seed, num_words=corpus.num_words)
     return _of_pooled(corpus, found.topics, found.log_probabilities(corpus.given), begin)
+
+
+def random_topics(effort: Effort, load: Load, seed: int, state: Path) -> Result:
+    """Topics that know nothing of the documents: what coherence and diversity are worth."""
+    del state
+    corpus, begin = load(), time.perf_counter()
+    drawn = np.random.default_rng(seed).normal(size=(effort.num_topics, corpus.num_words))
+    return _of_pooled(corpus, drawn, None, begin)
+
+
+def word_frequencies(effort: Effort, load: Load, seed: int, state: Path) -> Result:
+    """No topics: every document has the words that all have, as often as all have them."""
+    del seed, state
+    corpus, begin = load(), time.perf_counter()
+    often = 1.0 + np.asarray(_matrix(corpus.pooled(), corpus).sum(axis=0)).ravel()
+    logs = np.tile(np.log(often / often.sum()), (len(corpus.given["words"]), 1))
+    return _of_pooled(corpus, np.tile(often, (effort.num_topics, 1)), logs, begin)
 
 
 def gensim_lda(passes: int, effort: Effort, load: Load, seed: int, state: Path) -> Result:
@@ -296,6 +312,6 @@ def _matrix(bag: Bag, corpus: Corpus) -> Any:
 
 
 def _mixed(weights, found):
-    """Log probabilities of words in a mixture of topics."""
+    """Log probabilities of words in mixtures of topics, whose shares and words' odds need not add up to one."""
     shares, odds = (values / values.sum(1, keepdims=True) for values in (np.asarray(weights), np.asarray(found)))
     return np.log(shares @ odds + TINY)
