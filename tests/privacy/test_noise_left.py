@@ -74,6 +74,13 @@ def test_what_it_depends_on():
         assert planned(**unknown) is None
 
 
+def test_the_usual_clip_is_the_rule_of_the_documentation():
+    assert sfvi.UnitPrivacy.usual_clip(num_units=32_000, num_latents=5) == pytest.approx(10 * (5 / 32_000) ** 0.5)
+    assert sfvi.UnitPrivacy.usual_clip(num_units=900, num_latents=4, mean_field=True) == pytest.approx(7 * 2 / 30)
+    with pytest.raises(sfvi.OptionError, match="usual_clip: num_units is 0"):
+        sfvi.UnitPrivacy.usual_clip(num_units=0, num_latents=5)
+
+
 @pytest.mark.parametrize("noise", [30.0, 100.0])
 def test_sds_arrive_where_less_than_one_is_left(noise):
     """Steps of precisions in a run add up to one over the square of what is left: to one, where that is one sd."""
@@ -100,7 +107,7 @@ def test_a_run_that_will_tell_little_says_so_before_it_begins():
             UserWarning, match=r"about 4\.7 posterior sds .* variance component may be lost.* make the noise together"
         ):
             fit(10.0, too_early)
-        assert "an error of about 0.47 posterior sds in the means" in str(fit(1.0).privacy)
+        assert "noise alone leaves an error of about 0.47 posterior sds in the means; too few" in str(fit(1.0).privacy)
 
 
 def test_a_deployed_run_says_so_at_the_server(tmp_path, caplog):

@@ -107,8 +107,7 @@ class UnitPrivacy(AbstractPrivacy):
 
     The gradient of each unit's part of $\mathcal{L}_j$, in $(\eta_G, \theta, \phi)$ and in the parameters of the
     silo's own latents, measured in posterior sds (`measure.py`), is shortened to norm $C$; to their sum noise is added.
-    With n units in all and d latents outside of them, $C = 5 \sqrt{d (d + 3) / 2 n}$ shortens few ($7 \sqrt{d / n}$ if
-    $q(z_G)$ is a mean field); a clip that shortens many biases the result, which a trial with `noise_multiplier=0`
+    `usual_clip` shortens few; a clip that shortens many biases the result, which a trial with `noise_multiplier=0`
     shows. Units take part in a round with probability q each
     (Poisson sampling), chosen by the silo in secret, and their sum is divided by q. If no `optimizer` is given and the
     number of rounds is known, $\eta_G$ and the silos' own latents move by steps that average over noise
@@ -131,6 +130,22 @@ class UnitPrivacy(AbstractPrivacy):
     def rate(self) -> float:
         """As given."""
         return float(self.sampling_rate)
+
+    @staticmethod
+    def usual_clip(*, num_units: int, num_latents: int, mean_field: bool = False) -> float:
+        r"""A clip that shortens few: $5 \sqrt{d (d + 3) / 2 n}$, and $7 \sqrt{d / n}$ where $q(z_G)$ is a mean field.
+
+        Args:
+            num_units: n, of all silos together, about.
+            num_latents: d: numbers of $z_G$, of $\theta$, and of silos' own latents.
+            mean_field: Whether $q(z_G)$ is `families.mean_field()`; by default its covariance is full.
+        """
+        for option, value in (("num_units", num_units), ("num_latents", num_latents)):
+            if not (_is_number(value) and isinstance(value, int) and value >= 1):
+                raise OptionError(f"usual_clip: {option} is {value!r}; give a whole number of at least 1.")
+        if mean_field:
+            return 7 * math.sqrt(num_latents / num_units)
+        return 5 * math.sqrt(num_latents * (num_latents + 3) / (2 * num_units))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,7 +212,10 @@ class Spent(NamedTuple):
 def noise_in_words(left: float) -> str:
     """A sentence about what a run leaves of its noise, in posterior sds."""
     if left <= DROWNED:
-        return f"The noise leaves an error of about {left:.2g} posterior sds in the means."
+        return (
+            f"The noise alone leaves an error of about {left:.2g} posterior sds in the means; too few rounds, and a "
+            "clip that shortens many, come on top."
+        )
     return (
         f"The noise is about {left:.2g} posterior sds in the means, even as an average over all rounds, and too loud "
         "for sds to get far from init_scale: means may be much farther off, and a variance component may be lost."
