@@ -46,6 +46,7 @@ PAGES = {
     "start": ("<Fit: 2 silos, 300 rounds, bound with 10 draws", "frailty[0]", "Sites      12", "'effect', 'intercept'"),
     "guide": ("<Fit: 2 silos, 200 rounds, bound with 10 draws", "tau", "bias", "effect[p0]", "Sites       3"),
     "zoo": ("(60, 3)",),
+    "topics": ("30 31 (100, 10)", "orbit", "diversity", "perplexity"),
     "privacy": ("the server reads x = 1.70, y = -0.40", "computed by many"),
     "extending/family": ("and it is 4", "<GlobalPosterior of beta, tau: StudentT>"),
     "extending/algorithm": ("<Fit: 2 silos, 300 rounds, ELBO",),

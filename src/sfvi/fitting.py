@@ -37,6 +37,7 @@ from .run_checks import (
     check_weights,
     fingerprint,
     remark_on_noise,
+    remark_on_size,
     settle_bound,
 )
 from .stages import Stage
@@ -123,7 +124,7 @@ def fit(
         print_ = fingerprint(model, data, run_key, options, num_rounds if falls else None)
         saved = stages.checkpoints(checkpoint, print_, checkpoint_every, planned)
     if checkpoint is None or not Path(checkpoint).exists():
-        _warn_of_noise(planned[-1], theta, len(data))
+        _warn(planned[-1], theta, data)
     done: list[Stage] = []
     for stage, file in zip(planned, saved, strict=True):
         outcome = in_process.run(
@@ -151,12 +152,14 @@ def _noise_left(stage, num_silos):
     return noise_left(stage.bound.elbo.options, stage.outcome.state.server.shared.family, **sizes)
 
 
-def _warn_of_noise(stage, theta, num_silos):
-    """Say before the first round if noise will drown what the run looks for."""
+def _warn(stage, theta, data):
+    """Say before the first round if noise will drown what the run looks for, or if it will take very long."""
     elbo = stage.bound.elbo
+    remarks = [remark_on_size(elbo, stage.key, theta, data)]
     if elbo.options.privacy is not None:
         family = eqx.filter_eval_shape(elbo.start_shared, stage.key, theta).family
-        said = remark_on_noise(elbo.options, family, num_silos=num_silos, num_rounds=stage.num_rounds)
+        remarks.append(remark_on_noise(elbo.options, family, num_silos=len(data), num_rounds=stage.num_rounds))
+    for said in remarks:
         if said is not None:
             warnings.warn(said, stacklevel=3)
 

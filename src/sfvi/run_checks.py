@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._types import Theta
+from ._types import Key, Theta
+from .algorithms.elbo import Elbo
 from .algorithms.local_params import check_network, network_inputs
 from .algorithms.participation import Everyone, Sampled
 from .algorithms.privacy import noise_in_words
@@ -23,6 +25,7 @@ from .families import Amortized, NormalizingFlow
 from .model import SiloData, StructuredModel
 from .network_identity import inputs_identity, network_identity
 
+MANY = 10_000_000  # numbers of q
 TRIED_ROUNDS = 100  # a rule of participation is tried on so many rounds before the first
 
 
@@ -70,6 +73,27 @@ def remark_on_noise(options: Any, family: Any, *, num_silos: int, num_rounds: in
     if options.privacy.shared_by < num_silos:
         said += ", or let silos without latents of their own make the noise together (shared_by, with a secure sum)"
     return f"{said}: with more units the clip may be smaller."
+
+
+def remark_on_size(elbo: Elbo, key: Key, theta: Theta, data: Mapping[str, SiloData]) -> str | None:
+    """A sentence if q has very many numbers for its latents: a full covariance, or units that follow many globals."""
+    family = eqx.filter_eval_shape(elbo.start_shared, key, theta).family
+    locals_ = [eqx.filter_eval_shape(elbo.start_local, silo) for silo in data.values()]
+    layouts = [silo.program.layout for silo in data.values()]
+    units = sum(group.block * group.plate.size for layout in layouts for group in layout.groups)
+    latents = elbo.model.population.layout.size + units + sum(layout.own.size for layout in layouts)
+    of_globals, of_silos = _count(family), _count(locals_)
+    if of_globals + of_silos <= MANY or of_globals + of_silos <= 20 * latents:
+        return None
+    return (
+        f"q has {of_globals + of_silos:,} numbers for {latents:,} latents, {of_globals:,} of them for those that silos "
+        f"share and {of_silos:,} for silos' own: it will need much memory and time. Few numbers have "
+        "global_family=families.mean_field() and local_family=families.block(coupling='none')."
+    )
+
+
+def _count(tree):
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
 def check_weights(drawn, number, names):

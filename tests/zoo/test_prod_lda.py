@@ -186,3 +186,12 @@ def test_an_encoder_of_another_vocabulary_is_refused():
     encoder = zoo.document_encoder(0, num_words=NUM_WORDS // 2, num_topics=NUM_TOPICS)
     with pytest.raises(sfvi.OptionError, match="3 topics of 15 words, but the model has 90 global latents"):
         sfvi.fit(model, SILOS, key=0, num_rounds=2, algorithm=sfvi.SFVI(**zoo.families_for_topics(encoder)))
+
+
+def test_defaults_that_would_take_very_long_are_remarked_on():
+    """By default a document's weights would follow every number of every topic."""
+    model = zoo.prod_lda(num_words=800, num_topics=4)
+    bag = {"words": np.array([[0, 1], [799, 2]] * 500), "counts": np.ones((1000, 2), int)}
+    says = r"q has 25,620,400 numbers for 7,200 latents, 6,400 of them .* local_family=families.block"
+    with pytest.raises(UserWarning, match=says):
+        sfvi.fit(model, {"a": bag}, key=0, num_rounds=1, algorithm=sfvi.SFVI())

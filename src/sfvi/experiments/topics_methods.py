@@ -20,7 +20,7 @@ from ..model import StructuredModel
 from ..posterior import GlobalPosterior
 from ..results import Fit
 from ..silo_fitting import fit_silo
-from ..zoo import document_encoder, families_for_topics, prod_lda
+from ..zoo import document_encoder, families_for_topics, prod_lda, word_probabilities
 from .base import Result, attempt
 from .spec import Rounds
 from .topics_corpus import Bag, Corpus
@@ -242,15 +242,7 @@ def learned(posterior: GlobalPosterior, corpus: Corpus) -> tuple[np.ndarray, np.
     """
     found = np.asarray(posterior.sample(0, 4 * NUM_DRAWS)["topics"]).mean(0)
     later = fit_silo(posterior, "held out", corpus.given, key=0, num_steps=HELD_OUT_STEPS)
-    draws = {site: np.asarray(values) for site, values in later.sample(1, NUM_DRAWS).items()}
-    total = np.zeros((len(corpus.given["words"]), corpus.num_words))
-    for number in range(NUM_DRAWS):
-        scores = draws["weights"][number] @ draws["topics"][number]
-        if "background" in draws:
-            scores = scores + draws["background"][number]
-        odds = np.exp(scores - scores.max(1, keepdims=True))
-        total += odds / odds.sum(1, keepdims=True) / NUM_DRAWS
-    return found, np.log(total + TINY)
+    return found, np.log(word_probabilities(later, 1, num_draws=NUM_DRAWS) + TINY)
 
 
 def reached(found: Fit, model: StructuredModel, silos: dict[str, Bag]) -> float:

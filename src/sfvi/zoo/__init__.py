@@ -6,7 +6,7 @@ from .linear_mixed import linear_mixed_model, simulate_linear_mixed
 from .logistic_mixed import logistic_mixed_model
 from .multinomial_regression import multinomial_regression
 from .poisson_mixed import poisson_mixed_model, simulate_poisson_mixed
-from .prod_lda import document_encoder, families_for_topics, prod_lda
+from .prod_lda import document_encoder, families_for_topics, prod_lda, word_probabilities
 
 __all__ = [
     "deep_latent_gaussian",
@@ -23,4 +23,5 @@ __all__ = [
     "prod_lda",
     "simulate_linear_mixed",
     "simulate_poisson_mixed",
+    "word_probabilities",
 ]

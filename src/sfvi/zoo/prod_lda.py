@@ -34,6 +34,7 @@ from ..bounds import elbo
 from ..errors import OptionError
 from ..families import Amortized, amortized
 from ..model import StructuredModel
+from ..posterior import SiloPosterior
 from ..topics import check_bag
 from .options import check_flags, check_numbers, check_sizes
 
@@ -55,6 +56,9 @@ def prod_lda(
     fixed: bool = False,
 ) -> StructuredModel:
     r"""The model of silos that hold documents as `sfvi.data.text.bag_of_words` gives them.
+
+    Fit it with `families_for_topics`. Its sites are `topics`, and of documents `h` and `weights`; `background` if there
+    is one, and `sizes` in the printed form.
 
     Args:
         num_words: Length of the vocabulary.
@@ -144,6 +148,28 @@ def _start(radius, frequencies, site):
         return random(site, radius=radius)
     told = np.log(np.maximum(np.asarray(frequencies, np.float64), 1))
     return jnp.asarray(told - told.mean(), jnp.result_type(float))
+
+
+def word_probabilities(silo: SiloPosterior, key: Key | int, *, num_draws: int = 50) -> Float[np.ndarray, "docs vocab"]:
+    """Probability of every word of the vocabulary in each document of a silo, as the mean over posterior draws.
+
+    For documents that come later, `fit_silo` finds their weights first; `sfvi.topics.perplexity` says how well words
+    that it has not seen are foreseen.
+
+    Args:
+        silo: The silo's posterior, like `fit.silo("north")`.
+        key: Of the draws.
+        num_draws: How many.
+    """
+    draws = {site: np.asarray(values) for site, values in silo.sample(key, num_draws).items()}
+    total = np.zeros((draws["weights"].shape[1], draws["topics"].shape[2]))
+    for number in range(num_draws):
+        scores = draws["weights"][number] @ draws["topics"][number]
+        if "background" in draws:
+            scores = scores + draws["background"][number]
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        total += odds / odds.sum(1, keepdims=True) / num_draws
+    return total
 
 
 def scores_of(weights: Float[Array, "docs topics"], topics: Float[Array, "rows vocab"]) -> Float[Array, "docs vocab"]:
@@ -247,6 +273,8 @@ def document_encoder(
     key: Key | int, *, num_words: int, num_topics: int = 21, num_hidden: int = 100, depth: int = 2
 ) -> Amortized:
     """The inference network to go with it: a document and the topics to means and log scales of the document's $h$.
+
+    `families_for_topics` takes it.
 
     Args:
         key: Of the weights at the start.
