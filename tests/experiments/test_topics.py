@@ -31,6 +31,7 @@ sites = { rounds = 2, steps = 2 }
 step_size = 0.01
 document_step_size = 0.05
 encoder_step_size = 0.002
+encoder_steps = 3
 epochs = 2
 passes = 2
 """

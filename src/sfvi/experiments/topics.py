@@ -56,6 +56,7 @@ class TopicsExperiment:
         step_size: Of Adam at the start; it falls to zero.
         document_step_size: Of documents' own parameters.
         encoder_step_size: Of everything where a network infers documents' latents.
+        encoder_steps: Of SFVI there.
         epochs: Of AVITM.
         passes: Of LDA.
     """
@@ -76,6 +77,7 @@ class TopicsExperiment:
     step_size: float
     document_step_size: float
     encoder_step_size: float
+    encoder_steps: int
     epochs: int
     passes: int
 
@@ -89,7 +91,7 @@ class TopicsExperiment:
     @property
     def effort(self) -> Effort:
         """What our methods are told."""
-        sizes = self.step_size, self.document_step_size, self.encoder_step_size
+        sizes = self.step_size, self.document_step_size, self.encoder_step_size, self.encoder_steps
         return Effort(self.topics, self.batch, self.steps, self.average, self.sites, *sizes)
 
     def methods(self) -> dict[Method, Callable[..., Result]]:
@@ -178,7 +180,8 @@ class TopicsExperiment:
         known |= {} if variant.learned else {"alpha": ALPHA, "beta": BETA}
         known |= {} if method == "Independent" else {"ELBO draws": ELBO_DRAWS}
         rounds = {"SFVI-Avg": self.average, "Sites": self.sites}.get(method)
-        return known | ({"steps": self.steps} if rounds is None else {"rounds": list(rounds)})
+        steps = self.encoder_steps if variant.amortized else self.steps
+        return known | ({"steps": steps} if rounds is None else {"rounds": list(rounds)})
 
     def _compare_vocabularies(self, state):
         del state

@@ -60,6 +60,7 @@ class Effort(NamedTuple):
         step_size: Of Adam at the start, falling to zero.
         document_step_size: Of documents' own parameters.
         encoder_step_size: Of everything where a network infers documents' latents.
+        encoder_steps: Of SFVI there.
     """
 
     num_topics: int
@@ -70,6 +71,7 @@ class Effort(NamedTuple):
     step_size: float
     document_step_size: float
     encoder_step_size: float
+    encoder_steps: int
 
 
 def model_of(corpus: Corpus, effort: Effort, variant: Variant, batch: int | None) -> StructuredModel:
@@ -113,7 +115,7 @@ def federated(name: str, variant: Variant, effort: Effort, load: Load, seed: int
     if name == "pooled":
         silos, batch = {"all": corpus.pooled()}, effort.batch * len(corpus.silos)
     rounds, per_round = {
-        "SFVI": (effort.steps, 1),
+        "SFVI": (effort.encoder_steps if variant.amortized else effort.steps, 1),
         "pooled": (effort.steps, 1),
         "SFVI-Avg": effort.average,
         "Sites": effort.sites,
