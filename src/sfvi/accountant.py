@@ -67,7 +67,11 @@ def noise_for(epsilon: float, delta: float, *, count: int, sampling_rate: float)
     while not enough(high):
         low, high = high, 2 * high
         if high > MOST_NOISE:
-            raise OptionError(f"epsilon is {epsilon!r}: no noise makes {count} releases cost so little; raise it.")
+            least = spent([Releases(low, sampling_rate, count)], delta)
+            raise OptionError(
+                f"epsilon is {epsilon!r}: at delta {delta:g} the accountant cannot show that {count:,} releases cost "
+                f"less than about {least:.2g}, whatever the noise (up to {MOST_NOISE:g}); give more epsilon."
+            )
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from sfvi.accountant import WHOLE_ORDERS, Releases, noise_for, spent
+from sfvi.accountant import MOST_NOISE, WHOLE_ORDERS, Releases, noise_for, spent
 from sfvi.errors import OptionError
 
 
@@ -65,8 +65,16 @@ def test_costs_add_up_and_noise_is_found():
     assert sampled < noise / 5
     assert spent([], 1e-5) == spent([Releases(1.0, 1.0, 0)], 1e-5) == 0
     assert math.isinf(spent([Releases(noise, 1.0, 1), Releases(0.0, 1.0, 1)], 1e-5))
-    with pytest.raises(OptionError, match="no noise makes"):
+
+
+def test_what_the_accountant_cannot_show_is_refused_with_its_limit():
+    """About log(1 / delta) over its largest order, whatever the noise; above it there is one."""
+    says = r"at delta 1e-05 the accountant cannot show that 10,000 releases cost less than about \S+, whatever"
+    with pytest.raises(OptionError, match=says) as caught:
         noise_for(1e-9, 1e-5, count=10_000, sampling_rate=1.0)
+    least = float(str(caught.value).split("about ")[1].split(",")[0])
+    assert 1e-3 < least < 0.1
+    assert noise_for(2 * least, 1e-5, count=10_000, sampling_rate=1.0) <= MOST_NOISE
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -252,7 +252,7 @@ def test_silos_may_share_the_noise_of_a_sum(tmp_path):
         run(tmp_path, options={"privacy": privacy}, policy=mine)
     fit = run(tmp_path, options={"privacy": privacy}, policy=dataclasses.replace(mine, max_shared_by=3))
     assert fit.privacy.epsilon <= 1.0
-    assert "The sum of what left 3 silos and more" in str(fit.privacy)
+    assert "The sum of what left at least 3 silos is" in str(fit.privacy)
     assert fit.provenance.settings["secure_sum"] == "True"
     for name, options, says in (
         ("plain", {"secure": False}, "share their noise need a secure sum"),

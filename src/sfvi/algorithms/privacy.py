@@ -201,7 +201,7 @@ class Spent(NamedTuple):
     def __str__(self):
         if math.isinf(self.epsilon):
             return f"No differential privacy: what {self.rounds:,} replies of a silo said had no noise."
-        what = "What left a silo" if self.shared_by == 1 else f"The sum of what left {self.shared_by} silos and more"
+        what = "What left a silo" if self.shared_by == 1 else f"The sum of what left at least {self.shared_by} silos"
         said = (
             f"{what} is ({self.epsilon:.3g}, {self.delta:g})-differentially private for each {self.protects} "
             f"({self.rounds:,} replies, noise {self.noise_multiplier:.3g} times the largest contribution)."
