@@ -20,9 +20,10 @@ from sfvi.deploy.flower import sites as flower_sites
 from sfvi.deploy.ledger import read_json, write_text
 from sfvi.deploy.nvflare import kits, sites
 from sfvi.deploy.nvflare.operator import Operator, check_output
+from sfvi.deploy.nvflare.roles import SiloRole, site
 from sfvi.deploy.silo import Silo, scrubbed
 from sfvi.deploy.spec import RunSpec
-from sfvi.errors import DataError, DeploymentError, OptionError, WireError
+from sfvi.errors import DataError, DeploymentError, OptionError, RefusalError, WireError
 
 from .federation import HERE, SFVI, environment
 from .helpers import CrashError, Direct, Lost, code, make_silos, serve, spec
@@ -32,6 +33,31 @@ def told(silo, chosen):
     """A silo's answer to an offer that an honest server would not make."""
     offer = Message("join", chosen.name, code().hash, -1, agreement.offer(chosen, code(), 0), {})
     return decode(silo.handle(encode(offer)), limit=1 << 20)
+
+
+class NoSilo:
+    """A site whose silo does not start."""
+
+    def __init__(self, folder, error):
+        self.folder, self._error = str(folder), error
+
+    def silo(self):
+        raise self._error
+
+
+@pytest.mark.parametrize(("error", "traced"), [(RefusalError("its record is gone"), False), (ValueError("42"), True)])
+def test_a_silo_that_cannot_take_part_says_why_without_a_traceback(tmp_path, monkeypatch, caplog, error, traced):
+    """Unless it is a mistake of the program; its name is put before the reason at the server, and only there."""
+    monkeypatch.setattr(site, "here", lambda: NoSilo(tmp_path, error))
+    monkeypatch.setattr(site, "log_to", lambda: None)
+    role = SiloRole.__new__(SiloRole)  # its __init__ would have this process end with its parent
+    role._silo = None
+    answer = decode(role._handle(b""), limit=1 << 20)
+    site.unlock(role._lock)
+    assert answer.fields["reason"] == scrubbed(error)
+    (record,) = caplog.records
+    assert record.getMessage() == f"this silo cannot take part: {error}"
+    assert bool(record.exc_info) == traced
 
 
 @pytest.mark.parametrize("target", ["SIZES", "sfvi.archive.os.environ", "not_options"])

@@ -81,9 +81,23 @@ def test_runs_beyond_the_budget_are_refused_before_anything_leaves(tmp_path, pri
 
 
 def test_replies_without_noise_leave_no_budget(tmp_path):
+    """A silo that was started without one, and whose policy asks for one now."""
     run(tmp_path, Policy(), privacy=None)
-    with pytest.raises(DeploymentError, match="replies without noise"):
-        run(tmp_path, name="again")
+    silos = make_silos(tmp_path, policy=Policy())
+    for silo in silos.values():
+        silo.gate.policy = BUDGET
+    with pytest.raises(DeploymentError, match=r"Silo '.' refuses: its record has replies without noise"):
+        run(tmp_path, name="again", transport=Direct(silos))
+
+
+def test_where_replies_left_without_noise_a_silo_with_a_budget_does_not_start(tmp_path):
+    """It is told to begin another folder, with another key; nothing else about the folder has changed."""
+    run(tmp_path, Policy(), privacy=None)
+    with pytest.raises(RefusalError, match=r"replies without noise, .* in another one \(--folder\) .* its new key"):
+        make_silos(tmp_path, policy=BUDGET)
+    assert make_silos(tmp_path, policy=Policy())
+    assert run(tmp_path / "another").privacy.rounds == 4
+    assert make_silos(tmp_path / "another", policy=BUDGET)
 
 
 def test_the_elbo_and_the_number_of_units_stay(tmp_path):

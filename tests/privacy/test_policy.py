@@ -59,6 +59,8 @@ def test_a_refusal_at_the_start_names_silo_and_hash(tmp_path):
     model, data = (f"tests.deploy.small:{name}" for name in ("model", "load"))
     about = {"app_dir": ".", "folder": str(tmp_path), "data": data, "policy": str(tmp_path / "policy.toml")}
     with pytest.raises(RefusalError, match=rf"^Silo 'a' does not start: .*\({code().hash[:12]}\)"):
+        Site(name="a", model=model, **about).silo_to_start()
+    with pytest.raises(RefusalError, match=r"^its policy does not allow"):  # the server names the silo itself
         Site(name="a", model=model, **about).silo()
 
 
@@ -138,6 +140,8 @@ def test_a_file_that_is_not_understood_is_refused(tmp_path):
         (f'peers = {{ b = "{"3F" * 32}" }}', "0 to 9 and a to f"),
         (f'peers = {{ b = "{"3f" * 32}", c = "{"3f" * 32}" }}', "two silos the same key"),
         ("min_sum = 0", "min_sum is 0"),
+        ("min_sum = 1", "at least 2, since a sum of one silo is its reply"),
+        ('algorithms = ["Sitess"]', "'Sitess'; choose among SFVI, SFVIAvg, Sites, or give module:object"),
         ("epsilon = nan", "epsilon is nan"),
         ("=", "cannot be read"),
     ):
@@ -166,6 +170,17 @@ def test_rows_of_units_in_plates_and_in_long_tables():
     assert rows_per_unit(silo, {}) == 1
     silo = model.silo_data("a", {"y": np.zeros(6), "patient": np.array([0, 0, 1, 1, 2, 2])})
     assert rows_per_unit(silo, {}) == 2
+
+
+def test_algorithms_of_a_package_may_be_named():
+    assert Policy(algorithms=("Sites", "hearts:my_options")).algorithms == ("Sites", "hearts:my_options")
+    assert Policy(algorithms=()).algorithms == ()
+
+
+def test_a_sum_of_two_is_remarked_on():
+    (said,) = Policy(min_sum=2).remarks
+    assert "each can subtract itself" in said
+    assert Policy().remarks == []
 
 
 def test_policies_are_plain_values():

@@ -113,7 +113,7 @@ def silo_start(
         policy=policy,
     )
     mine.configure()
-    _introduce(model, mine.silo(), with_key=not check_only)
+    _introduce(model, mine.silo_to_start(), with_key=not check_only)
     if not check_only:
         sites.become(kit, mine, role="client")
 
@@ -220,7 +220,7 @@ def flower_silo(
     about: dict[str, Any] = {"data": data, "unit_ids": unit_ids, "precision": precision, "policy": policy}
     mine = sites.prepare(folder, model=model, app_dir=app_dir, **about)
     mine.configure()
-    _introduce(model, mine.silo(), with_key=True)
+    _introduce(model, mine.silo_to_start(), with_key=True)
     print()
     sites.install(folder, mine)
     print(sites.environment(folder), sites.silo_command(folder, port=port), sep="\n")
@@ -283,6 +283,7 @@ def run(
 def _introduce(model, silo, *, with_key):
     """What others may want to know of a silo: its model, and its key for secure sums, which is made if need be."""
     print(f"silo {silo.name}: model {model} ({silo.code.hash[:12]}), data are fine")
+    show.aside(*silo.gate.policy.remarks)
     with contextlib.suppress(OptionError):  # sfvi[secure] is not installed: no secure sums
         if with_key:
             print(f"silo {silo.name}: its key for secure sums is {silo.public_key}")

@@ -60,6 +60,7 @@ class Silo:
         self._folder, self._secret = Path(folder), Secret(Path(folder) / SECRET)
         self.gate = Gate(Policy() if policy is None else policy, record_of(self._folder))
         self.gate.check_model(code.hash)
+        self.gate.check_record()
         model = code.model
         data = model.silo_data(name, source.data, unit_ids=source.unit_ids, num_units=source.num_units)
         theta = model.initial_theta(jax.random.key(0), {name: data})
@@ -255,6 +256,11 @@ def public_key(folder: Path) -> str:
 def refusal(reason: str, run: str = "", step: int = -1) -> bytes:
     """A silo's answer that it will not, and why."""
     return encode(Message("refused", run, "", step, {"reason": reason}, {}))
+
+
+def log_refusal(error: Exception) -> None:
+    """Say why this silo cannot take part; with a traceback only if the sentence is not ours."""
+    log.error("this silo cannot take part: %s", error, exc_info=None if isinstance(error, SfviError) else error)
 
 
 def scrubbed(error: Exception) -> str:

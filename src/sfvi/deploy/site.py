@@ -91,8 +91,12 @@ class Site:
         code = self.code()
         policy = None if self.policy is None else Policy.read(self.policy)
         source = data.read(self.name, self.data, unit_ids=self.unit_ids)
+        return Silo(self.name, code, source, Path(self.folder), policy)
+
+    def silo_to_start(self) -> Silo:
+        """The same for the person who starts it: a refusal names the silo, as the server does where it is told."""
         try:
-            return Silo(self.name, code, source, Path(self.folder), policy)
+            return self.silo()
         except RefusalError as error:
             raise RefusalError(f"Silo {self.name!r} does not start: {error}.") from None
 

@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..algorithms import SFVI, AlgorithmOptions, FastStart, FixedNoise, SFVIAvg, SiloPrivacy, Sites, UnitPrivacy
+from ..algorithms import AlgorithmOptions, FastStart, FixedNoise, SiloPrivacy, UnitPrivacy
 from ..algorithms.options import check_whole
 from ..bounds import Bound, elbo, importance_weighted, locally_enhanced
 from ..errors import OptionError, first_line
+from ..privacy.policy import ALGORITHMS
 from .code import Code
 from .wire import Wire
 
-ALGORITHMS = {"SFVI": SFVI, "SFVIAvg": SFVIAvg, "Sites": Sites}
 NESTED = {"fast_start": FastStart, "fixed_noise": FixedNoise}
 PRIVACY = {"unit": UnitPrivacy, "silo": SiloPrivacy}
 BOUNDS = {"elbo": elbo, "locally_enhanced": locally_enhanced, "importance_weighted": importance_weighted}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..accountant import Releases, spent
+from ..accountant import LEAST_NOISE, Releases, spent
 from ..algorithms.privacy import AbstractPrivacy
 from ..errors import RefusalError
 from ..model import SiloData
@@ -16,6 +16,11 @@ from .audit import Audit
 from .policy import Policy
 
 log = logging.getLogger("sfvi")
+
+NO_BUDGET = (
+    "its record has replies without noise, so no budget can be kept in this folder ever; start the silo in another one "
+    "(--folder) and give the other silos its new key for secure sums (sfvi silo key)"
+)
 
 # What the answers to each question may hold: names of fields, and beginnings of names of arrays.
 CONTENTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
@@ -47,6 +52,13 @@ class Gate:
                 f"its policy does not allow this model ({model[:12]}); who has read the code there may add this hash "
                 "to the policy's models"
             )
+
+    def check_record(self) -> None:
+        """Refuse a budget where replies have left without noise: whatever is spent on top, there is no epsilon."""
+        if self.policy.epsilon is None:
+            return
+        if any(each.noise_multiplier < LEAST_NOISE for each in self.audit.releases()):
+            raise RefusalError(NO_BUDGET)
 
     def check_run(
         self,
@@ -198,7 +210,7 @@ class Gate:
             raise RefusalError("its policy asks for differential privacy; run with privacy")
         total = spent(self.audit.releases(*([release] if new else [])), delta)
         if math.isinf(total):
-            raise RefusalError("its record has replies without noise, so no budget can be kept; begin another folder")
+            raise RefusalError(NO_BUDGET)
         if total > budget * (1 + 1e-9):
             before = spent(self.audit.releases(), delta)
             log.warning(

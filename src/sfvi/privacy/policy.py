@@ -28,9 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from ..accountant import MOST_DELTA
+from ..algorithms import SFVI, SFVIAvg, Sites
 from ..errors import OptionError
 
 TOLD = ("num_units", "theta", "elbo")
+ALGORITHMS = {kind.__name__: kind for kind in (SFVI, SFVIAvg, Sites)}
+WHY = {"min_sum": ", since a sum of one silo is its reply; below three protects from the server alone"}
 HASH = 12  # characters of a hash at least
 WHOLE_KEY = re.compile("[0-9a-f]{64}")
 
@@ -41,7 +44,8 @@ class Policy:
 
     Args:
         models: Beginnings of the allowed hashes of models' code; None for whatever the silo itself has installed.
-        algorithms: Allowed algorithms; None for all.
+        algorithms: Allowed algorithms, by the names in `ALGORITHMS` or as module:object of a model's package; None for
+            all.
         disclose: What may be told beside replies: "num_units" (else the silo says 1), "theta" (starting and final
             values of its program's parameters; without it programs with parameters are refused), "elbo".
         max_rounds: Different replies, over all runs of a model; None for any number.
@@ -54,7 +58,7 @@ class Policy:
         max_shared_by: With it: how many silos may make the noise of a run together. Alone each makes less of it than
             the budget counts, so the others must be trusted; 1 for no one else.
         secure_sum: Whether replies may leave only where they are added up before anyone sees them.
-        min_sum: Silos in such a sum at least: with two, each can subtract itself.
+        min_sum: Silos in such a sum at least: with two, each can subtract itself, and only the server sees no reply.
         peers: Keys of other silos, whole; without them the server's word is taken for whose they are.
     """
 
@@ -83,13 +87,22 @@ class Policy:
         odd = sorted(set(self.disclose) - set(TOLD))
         if odd:
             raise OptionError(f"policy: disclose holds {odd[0]!r}; choose among {', '.join(TOLD)}.")
-        numbers = {"max_rounds": 0, "min_units": 0, "min_rows": 0, "min_silos": 1, "min_sum": 1, "max_shared_by": 1}
+        odd = [name for name in self.algorithms or () if name not in ALGORITHMS and ":" not in name]
+        if odd:
+            known = ", ".join(ALGORITHMS)
+            raise OptionError(
+                f"policy: algorithms holds {odd[0]!r}; choose among {known}, or give module:object of a model's "
+                "package."
+            )
+        numbers = {"max_rounds": 0, "min_units": 0, "min_rows": 0, "min_silos": 1, "min_sum": 2, "max_shared_by": 1}
         for name, least in numbers.items():
             value: Any = getattr(self, name)
             if value is None and name == "max_rounds":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"policy: {name} is {value!r}; give a whole number of at least {least}.")
+                raise OptionError(
+                    f"policy: {name} is {value!r}; give a whole number of at least {least}{WHY.get(name, '')}."
+                )
         if not isinstance(self.secure_sum, bool):
             raise OptionError(f"policy: secure_sum is {self.secure_sum!r}; give true or false.")
         keys = list(self.peers.values()) if isinstance(self.peers, Mapping) else [self.peers]
@@ -106,6 +119,16 @@ class Policy:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
                 limit = f" of at most {MOST_DELTA:g}" if name == "delta" else ""
                 raise OptionError(f"policy: {name} is {value!r}; give a positive number{limit}.")
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is allowed here and may not be meant."""
+        if self.min_sum > 2:
+            return []
+        return [
+            "policy: min_sum is 2: of a sum of two silos each can subtract itself, so that replies are hidden from the "
+            "server alone; give 3 or more, unless the other silo may read this one's replies."
+        ]
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Policy":

@@ -14,7 +14,7 @@ from ...errors import DeploymentError, OptionError
 from .. import plan, site
 from ..code import Code
 from ..server import Server
-from ..silo import refusal, scrubbed
+from ..silo import log_refusal, refusal, scrubbed
 from ..spec import RunSpec
 from ..wire import Wire
 from . import kits
@@ -33,7 +33,7 @@ def answer(message: Message, context: Context) -> Message:
     try:
         reply = _answer(message, context)
     except Exception as error:
-        log.exception("this silo cannot take part")
+        log_refusal(error)
         reply = refusal(scrubbed(error))
     return Message(RecordDict({RECORD: ConfigRecord({FIELD: reply})}), reply_to=message)
 
@@ -73,9 +73,11 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(mine.folder)
     handle = site.lock(folder)
     try:
-        Server(spec, code, folder, GridTransport(grid, table)).run()
+        fit = Server(spec, code, folder, GridTransport(grid, table)).run()
     finally:
         site.unlock(handle)
+    if fit.privacy is not None:
+        log.info("%s", fit.privacy)
     result = folder / spec.name / "result"
     log.info("the result is in %s; read it with sfvi.load(%r, model, {})", result, str(result))
 

@@ -20,7 +20,7 @@ from ...errors import SfviError
 from .. import site, status
 from ..exchange import InterruptedRunError, Lost
 from ..server import Server
-from ..silo import refusal, scrubbed
+from ..silo import log_refusal, refusal, scrubbed
 from ..spec import RunSpec
 
 log = logging.getLogger("sfvi")
@@ -74,7 +74,7 @@ class SiloRole:
                 log.info("silo %s is ready", mine.name)
             return self._silo.handle(request)
         except Exception as error:  # NVFlare would send its text
-            log.exception("this silo cannot take part")
+            log_refusal(error)
             return refusal(scrubbed(error))
 
 
