@@ -4,6 +4,7 @@ import json
 import shutil
 import stat
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -82,7 +83,9 @@ def test_audit_says_where_the_chain_breaks(kit):
     assert "broken at line 5: it does not follow on the line before" in said.stderr
     found = json.loads(sfvi("silo", "audit", "--kit", kit, "--json").stdout)
     assert (found["whole"], found["broken"]["line"], found["lines"]) == (False, 5, 4)
-    assert "This silo sends nothing: its record" in sfvi("status", "--kit", kit).output
+    said = sfvi("status", "--kit", kit)
+    assert "This silo sends nothing: its record" in said.stderr
+    assert said.exit_code == sfvi("status", "--kit", kit, "--json").exit_code == 1
     path.write_bytes(b"".join(lines[:-2]))  # cut off at the end: only who knows the last hash sees it
     assert sfvi("silo", "audit", "--kit", kit).exit_code == 0
     assert sfvi("silo", "audit", "--kit", kit, "--holds", before["last"]).exit_code == 1
@@ -94,6 +97,18 @@ def test_audit_says_where_the_chain_breaks(kit):
     assert said.exit_code == 1
 
 
+def test_arrays_without_entries_are_in_the_record_but_not_shown(kit):
+    silo = Silo("a", code(), small.load("a"), kit / "runs")
+    arrays = {"reply.x": np.ones(4), "reply.none": np.ones((2, 0))}
+    about = {"run": "r", "model": code().hash, "step": 1, "size": 10, "request": "d", "release": None}
+    silo.gate.leave("round", {}, arrays, **about)
+    *_, row, _, _ = sfvi("silo", "audit", "--kit", kit).output.splitlines()
+    assert "reply.x[4] norm 2" in row
+    assert "reply.none" not in row
+    (shown,) = json.loads(sfvi("silo", "audit", "--kit", kit, "--json", "--last", 1).stdout)["messages"]
+    assert shown["arrays"]["reply.none"] == {"shape": [2, 0], "norm": 0.0}
+
+
 def test_names_from_outside_do_not_move_the_cursor(kit):
     silo = Silo("a", code(), small.load("a"), kit / "runs")
     silo.gate.audit.refused(run="\x1b[2J" + "x" * 500, step=1, reason="no")
@@ -103,7 +118,9 @@ def test_names_from_outside_do_not_move_the_cursor(kit):
 
 
 def test_status_tells_what_was_spent_and_what_is_left(kit):
-    said = sfvi("status", "--kit", kit).output
+    done = sfvi("status", "--kit", kit)
+    said = done.output
+    assert done.exit_code == 0
     assert "private: finished" in said
     assert "epsilon 1 of 1 spent, 0 left (delta 1e-05, 3 of 3 replies)" in said
     assert "all runs of this silo: epsilon 1 of 1.2 spent, 0.2 left (delta 1e-05)" in said

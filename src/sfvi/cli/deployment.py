@@ -294,14 +294,17 @@ def status(
     name: Annotated[str | None, typer.Option(help="Of the run, if the kit is the operator's.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Say where runs stand: the server's or a silo's, from its kit; from the operator's those of late."""
+    """Say where runs stand: the server's or a silo's, from its kit; from the operator's those of late.
+
+    Exit codes: 0 told, 1 bad input, or a silo that sends nothing since its record is broken or gone; 2 wrong options.
+    """
     from ..deploy import site, spending
     from ..deploy import status as statuses
 
     folders = sorted(site.runs_of(kit).glob("*/"))
     found = statuses.all_in(folders)
     silo = spending.of_silo(site.runs_of(kit), site.policy_of(kit))
-    runs = silo.pop("runs", {})
+    runs, whole = silo.pop("runs", {}), silo.get("record", "whole") == "whole"
     found = [{**each, "privacy": runs[each["run"]]} if each["run"] in runs else each for each in found]
     if not folders and (kit / "startup" / "fed_admin.json").is_file():
         from ..deploy.nvflare.operator import recent
@@ -309,15 +312,17 @@ def status(
         found = recent(kit, name)
     if json:
         show.as_json({"runs": found, **silo})
-        return
-    for each in found:
-        print(statuses.line(each) + (f"  {spending.line(each['privacy'])}" if "privacy" in each else ""))
-    if not found:
-        print("No run is known here.")
-    if silo.get("budget"):
-        print(f"all runs of this silo: {spending.line(silo['budget'])}")
-    if silo.get("record", "whole") != "whole":
-        print(f"This silo sends nothing: {silo['record']}.")
+    else:
+        for each in found:
+            print(statuses.line(each) + (f"  {spending.line(each['privacy'])}" if "privacy" in each else ""))
+        if not found:
+            print("No run is known here.")
+        if silo.get("budget"):
+            print(f"all runs of this silo: {spending.line(silo['budget'])}")
+        if not whole:
+            show.aside(f"This silo sends nothing: {silo['record']}.")
+    if not whole:
+        raise typer.Exit(1)
 
 
 def _silo_of(kit):

@@ -56,11 +56,13 @@ def _row(entry):
 
 
 def _contents(entry):
-    """Names of fields; names, shapes and norms of arrays."""
+    """Names of fields; names, shapes and norms of arrays, as far as they have entries."""
     arrays, fields = entry.get("arrays"), entry.get("fields")
     parts = [str(name) for name in fields] if isinstance(fields, list) else []
     for name, about in arrays.items() if isinstance(arrays, dict) else ():
         shape, norm = (about.get(what) for what in ("shape", "norm")) if isinstance(about, dict) else (None, None)
+        if isinstance(shape, list) and 0 in shape:
+            continue
         size = "x".join(map(str, shape)) if isinstance(shape, list) else "?"
         length = f" norm {norm:.3g}" if isinstance(norm, int | float) else ""
         parts.append(f"{name}[{size}]{length}")
