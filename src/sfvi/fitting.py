@@ -36,8 +36,8 @@ from .run_checks import (
     check_support,
     check_weights,
     fingerprint,
-    remark_on_noise,
     remark_on_size,
+    remarks_on_privacy,
     settle_bound,
 )
 from .stages import Stage
@@ -153,12 +153,12 @@ def _noise_left(stage, num_silos):
 
 
 def _warn(stage, theta, data):
-    """Say before the first round if noise will drown what the run looks for, or if it will take very long."""
+    """Say before the first round what differential privacy costs, or does not give, and if it will take very long."""
     elbo = stage.bound.elbo
     remarks = [remark_on_size(elbo, stage.key, theta, data)]
     if elbo.options.privacy is not None:
         family = eqx.filter_eval_shape(elbo.start_shared, stage.key, theta).family
-        remarks.append(remark_on_noise(elbo.options, family, num_silos=len(data), num_rounds=stage.num_rounds))
+        remarks += remarks_on_privacy(elbo.options, family, num_silos=len(data), num_rounds=stage.num_rounds)
     for said in remarks:
         if said is not None:
             warnings.warn(said, stacklevel=3)

@@ -85,7 +85,8 @@ class Fit:
         verdict = "" if self.convergence is None else f"; {self.convergence.verdict}"
         silos, rounds = len(self._fitted), len(self.elbo)
         size = f"{silos} silo{'' if silos == 1 else 's'}, {rounds} round{'' if rounds == 1 else 's'}"
-        return f"<Fit: {size}{level}{verdict}>"
+        private = "" if self.privacy is None else f". {self.privacy}"
+        return f"<Fit: {size}{level}{verdict}{private}>"
 
     @property
     def elbo(self) -> np.ndarray:

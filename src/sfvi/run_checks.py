@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._types import Key, Theta
+from .algorithms import SiloPrivacy, Spent
 from .algorithms.elbo import Elbo
 from .algorithms.local_params import check_network, network_inputs
 from .algorithms.participation import Everyone, Sampled
@@ -26,6 +27,8 @@ from .model import SiloData, StructuredModel
 from .network_identity import inputs_identity, network_identity
 
 MANY = 10_000_000  # numbers of q
+LITTLE_PROMISE = 20.0  # epsilon; e^20 is 500 million
+FEW_SILOS = 50
 TRIED_ROUNDS = 100  # a rule of participation is tried on so many rounds before the first
 
 
@@ -64,7 +67,35 @@ def check_participation(participation, key, names, num_rounds):
         check_weights(first, number, names)
 
 
-def remark_on_noise(options: Any, family: Any, *, num_silos: int, num_rounds: int) -> str | None:
+def remarks_on_privacy(options: Any, family: Any, *, num_silos: int, num_rounds: int) -> list[str]:
+    """What should be known of a run's differential privacy before its first round, a sentence each.
+
+    Args:
+        options: The algorithm's, as planned for this run.
+        family: $q(z_G)$; None if it is not known what noise does to it.
+        num_silos: J.
+        num_rounds: T.
+    """
+    privacy = options.privacy
+    if privacy is None:
+        return []
+    found = [_remark_on_noise(options, family, num_silos=num_silos, num_rounds=num_rounds)]
+    promised = privacy.noise > 0
+    if promised and isinstance(privacy, SiloPrivacy) and num_silos < FEW_SILOS:
+        found.append(
+            f"privacy: Noise that hides a whole silo drowns the answer where there are as few as {num_silos} silos; "
+            f"have {FEW_SILOS} or more, or protect units (UnitPrivacy)."
+        )
+    epsilon = Spent.of(privacy, num_rounds).epsilon
+    if promised and epsilon > LITTLE_PROMISE:
+        found.append(
+            f"privacy: An epsilon of {epsilon:.3g} promises next to nothing, as any above about {LITTLE_PROMISE:g}; "
+            "spend less of it, that is, have more noise."
+        )
+    return [sentence for sentence in found if sentence is not None]
+
+
+def _remark_on_noise(options, family, *, num_silos, num_rounds):
     """A sentence if noise will leave more in the means than the posterior's own uncertainty; see `noise_left`."""
     left = noise_left(options, family, num_silos=num_silos, num_rounds=num_rounds)
     if left is None or left < 1:

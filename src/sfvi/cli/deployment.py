@@ -250,7 +250,7 @@ def run(
 
     Exit codes: 0 done, 1 bad input or a run that broke, 2 wrong options, 130 interrupted: the same command goes on.
     """
-    from ..deploy import RunSpec, Wire, site
+    from ..deploy import RunSpec, Wire, site, told
     from ..deploy.nvflare.operator import Operator
     from ..deploy.progress import Screen
 
@@ -270,11 +270,16 @@ def run(
         wire=Wire(broadcast=wire, reply=reply or wire, top_k=top_k),
     )
     site.log_to(sys.stderr)
+    remarks = told.before(spec)
+    show.aside(*remarks)
     with Screen() as screen:
         found = Operator(kit, spec, screen.show).run(output or Path(name))
+    spent = told.after(found)
     if json:
-        show.as_json({"run": name, "folder": str(found)})
+        show.as_json({"run": name, "folder": str(found), "privacy": told.plain(spent), "warnings": remarks})
         return
+    if spent is not None:
+        print(spent)
     print(f"The result is in {found}; read it with sfvi.load({str(found)!r}, model, {{}}), or let")
     print(f"  sfvi report {shlex.quote(str(found))} --model module:object")
     print("tell of it.")

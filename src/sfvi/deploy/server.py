@@ -23,7 +23,7 @@ from ..posterior import GlobalPosterior
 from ..privacy.masking import unmask
 from ..provenance import provenance, replies, spent
 from ..results import Fit, joined_path, joined_trace, noise_error
-from ..run_checks import best_bound, check_fixed_noise, check_participation, remark_on_noise
+from ..run_checks import best_bound, check_fixed_noise, check_participation, remarks_on_privacy
 from . import agreement, masked, plan, sums, wire
 from .code import Code
 from .codec import flatten, size_limit, unflatten
@@ -97,7 +97,7 @@ class Server:
         known = self._agree(attempt, known, begun=begun)
         position = self._position(known)
         self._check_versions(position)
-        if position.step == 0 and self.spec.min_silos is None:
+        if position.step == 0:
             self._warn_of_noise(position.state.shared.family)
         for number in range(position.leg, len(self.legs)):
             position = self._leg(attempt, number, position)
@@ -175,11 +175,11 @@ class Server:
         return position or Position(0, 0, start, None, [], nowhere, self._nobody(), 0.0, (0, 0))
 
     def _warn_of_noise(self, family):
-        """Say before the first round if noise will drown what the run looks for."""
+        """Say before the first round what its differential privacy costs, or does not give."""
+        known = family if self.spec.min_silos is None else None
         for leg in self.legs:
             sizes = {"num_silos": len(self.names), "num_rounds": leg.num_rounds}
-            said = remark_on_noise(leg.algorithm.elbo.options, family, **sizes)
-            if said is not None:
+            for said in remarks_on_privacy(leg.algorithm.elbo.options, known, **sizes):
                 log.warning("%s", said)
 
     def _check_versions(self, position):
