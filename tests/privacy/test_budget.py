@@ -93,7 +93,7 @@ def test_replies_without_noise_leave_no_budget(tmp_path):
 def test_where_replies_left_without_noise_a_silo_with_a_budget_does_not_start(tmp_path):
     """It is told to begin another folder, with another key; nothing else about the folder has changed."""
     run(tmp_path, Policy(), privacy=None)
-    with pytest.raises(RefusalError, match=r"replies without noise, .* in another one \(--folder\) .* its new key"):
+    with pytest.raises(RefusalError, match=r"replies without noise, .* in another one \(--folder\) .* the key"):
         make_silos(tmp_path, policy=BUDGET)
     assert make_silos(tmp_path, policy=Policy())
     assert run(tmp_path / "another").privacy.rounds == 4

@@ -18,8 +18,8 @@ from .policy import Policy
 log = logging.getLogger("sfvi")
 
 NO_BUDGET = (
-    "its record has replies without noise, so no budget can be kept in this folder ever; start the silo in another one "
-    "(--folder) and give the other silos its new key for secure sums (sfvi silo key)"
+    "its record has replies without noise, so no budget can ever be kept in this folder; start the silo in another one "
+    "(--folder) and give the other silos the key for secure sums that it has there (sfvi silo key --folder)"
 )
 
 # What the answers to each question may hold: names of fields, and beginnings of names of arrays.
