@@ -38,7 +38,7 @@ from ..posterior import SiloPosterior
 from ..topics import check_bag
 from .options import check_flags, check_numbers, check_sizes
 
-RADIUS, SPREAD = 0.1, 1.0  # where topics start, with documents' own parameters and with an encoder
+RADIUS, SPREAD = 0.1, 3.0  # where topics start, with documents' own parameters and with an encoder
 DOCUMENT_SCALE = 1.0  # as wide as the prior or narrower: else a learned alpha grows while documents are still narrow
 WIDEST, GAIN = 4.0, 2.0  # bounds of an encoder's log scales, and of the logarithm of what it multiplies matches by
 LOGS, SMALL = 4.0, 0.1  # what logarithms of sizes are divided by, and how small its last layer starts
