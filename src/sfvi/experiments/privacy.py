@@ -13,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from ..algorithms import SFVI, UnitPrivacy
+from ..algorithms.privacy import DROWNED
 from ..algorithms.under_noise import MEANS, SCALES, average
 from ..data import heart_disease, six_cities
 from ..errors import OptionError
@@ -111,7 +112,10 @@ class PrivacyExperiment:
                     shift = f"{np.sqrt(np.mean(shifts**2)):.2f}"
                     spread = f"{np.exp(np.mean(np.log(ratios))):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
                     total = f"{math.sqrt(1 + np.mean(shifts**2)):.2f}"
-                    known = [what, f"{epsilon:g}", foretold(what, spent)]
+                    left = foretold(what, spent)
+                    if left is not None and left > DROWNED:
+                        shift, total = (f"({part})" for part in (shift, total))
+                    known = [what, f"{epsilon:g}", "" if left is None else f"{left:.2f}"]
                     rows.append([*known, shift, spread, total, str(len(found))])
         columns = ["data", "epsilon", "foretold", "error of means, in sds", "sd, over that without noise"]
         return markdown([*columns, "error in all", "seeds"], rows)
@@ -149,12 +153,12 @@ class PrivacyExperiment:
         plt.close(figure)
 
 
-def foretold(what: str, spent: dict[str, Any] | None) -> str:
-    """What could be said before a run of how much of its noise would be left."""
+def foretold(what: str, spent: dict[str, Any] | None) -> float | None:
+    """What could be said before a run of how much of its noise would be left; None without noise."""
     if spent is None:
-        return ""
+        return None
     privacy = UnitPrivacy(**{part: spent[part] for part in ("clip", "noise_multiplier", "sampling_rate")})
-    return f"{average(privacy, num_silos=4 if what == HEART else 3, num_rounds=spent['rounds']):.2f}"
+    return average(privacy, num_silos=4 if what == HEART else 3, num_rounds=spent["rounds"])
 
 
 def children(number: int) -> str:
