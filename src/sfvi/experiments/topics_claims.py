@@ -33,7 +33,8 @@ class Claim(NamedTuple):
 def _of_the_paper(form):
     sfvi, average, alone = (form, "SFVI"), (form, "SFVI-Avg"), (form, "Independent")
     coherence = ((sfvi, alone), (average, alone), (average, sfvi))
-    return *(Claim(*pair, "umass") for pair in coherence), Claim(sfvi, average, ELBO)
+    scores: tuple[Score, ...] = ("umass", "npmi")
+    return *(Claim(*pair, score) for score in scores for pair in coherence), Claim(sfvi, average, ELBO)
 
 
 def _of_ours():
