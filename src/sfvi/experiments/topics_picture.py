@@ -9,6 +9,7 @@ import numpy as np
 Runs = Mapping[tuple[str, str], list[dict[str, Any]]]
 COLORS = {"SFVI": "tab:red", "SFVI-Avg": "tab:blue", "Sites": "tab:green", "pooled": "black"}
 LINES = {"published": "-", "printed": ":"}
+WINDOW = 12  # points of an ELBO that are averaged: each is of some minibatches
 
 
 def draw(runs: Runs, steps_per_round: int, path: Path) -> None:
@@ -35,18 +36,22 @@ def draw(runs: Runs, steps_per_round: int, path: Path) -> None:
         axis.grid(axis="x", linewidth=0.4)
     axes[0].set_yticks(range(len(known)), [", ".join(method) for method in reversed(known)], fontsize=8)
     axes[1].set_yticks(range(len(known)), [""] * len(known))
-    lowest = []
     for model, line in LINES.items():
         for method, color in COLORS.items():
             for run in runs.get((model, method), [])[:1]:
-                steps, elbo = (np.array(part) for part in run["elbo"])
-                axes[2].plot(steps / steps_per_round, elbo / 1e6, line, color=color, label=f"{model}, {method}", lw=1)
-                lowest.append(elbo[len(elbo) // 20 :].min() / 1e6)
-    if lowest:
-        axes[2].set_ylim(bottom=min(lowest))
-        axes[2].legend(frameon=False, fontsize=8)
-    axes[2].set_xlabel(f"rounds of {steps_per_round:,} steps")
+                steps, elbo = (averaged(np.array(part)) for part in run["elbo"])
+                axes[2].plot(steps / steps_per_round, elbo / 1e6, line, color=color, label=f"{model}, {method}", lw=1.2)
+    if axes[2].lines:
+        axes[2].legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes[2].set_xlabel(f"rounds of {steps_per_round:,} steps (running means)")
     axes[2].set_ylabel("ELBO, millions")
     axes[2].grid(linewidth=0.4)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def averaged(values: np.ndarray) -> np.ndarray:
+    """Running means; of a short way as it is."""
+    if len(values) < 2 * WINDOW:
+        return values
+    return np.convolve(values, np.full(WINDOW, 1 / WINDOW), mode="valid")
