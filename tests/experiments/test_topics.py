@@ -1,6 +1,8 @@
 """Topics in miniature: invented posts, all methods, a few steps."""
 
+import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from sfvi import topics
 from sfvi.errors import OptionError
 from sfvi.experiments import EXPERIMENTS, reproduce, topics_corpus, topics_methods
 from sfvi.experiments.spec import read
+from sfvi.experiments.store import Store
 from sfvi.experiments.topics_claims import OF_OURS, OF_THE_PAPER, Claim, judged
 from sfvi.experiments.topics_methods import thinned
 
@@ -35,6 +38,15 @@ encoder_steps = 3
 epochs = 2
 passes = 2
 """
+
+
+@pytest.fixture
+def newsgroups():
+    """Skip where the posts are not on this machine."""
+    folder = os.environ.get("SFVI_DATA")
+    if not folder or not (Path(folder) / "newsgroups20").is_dir():
+        pytest.skip("needs 20 Newsgroups: set SFVI_DATA to a folder with newsgroups20/")
+    topics_corpus.corpus.cache_clear()
 
 
 @pytest.fixture
@@ -178,6 +190,21 @@ def test_a_claim_holds_if_the_difference_on_the_same_documents_is_clear(score, o
 def test_every_claim_is_about_methods_of_the_experiment():
     experiment = read(Path("experiments/topics"), EXPERIMENTS["topics"], "paper")
     assert {method for claim in OF_THE_PAPER + OF_OURS for method in claim[:2]} <= set(experiment.methods())
+
+
+def test_the_quick_preset_on_a_slice_of_the_posts(tmp_path, newsgroups, float32):
+    """All methods on 2,000 posts: topics that a person would call topics, more coherent than LDA's on as many words."""
+    (tmp_path / "topics").mkdir()
+    shutil.copy("experiments/topics/spec.toml", tmp_path / "topics")
+    reproduce(tmp_path, EXPERIMENTS, "topics", preset="quick", say=lambda line: None)
+    experiment = read(tmp_path / "topics", EXPERIMENTS["topics"], "quick")
+    results = Store(tmp_path / "topics", "quick").results(experiment.cells())
+    assert len(results) == len(experiment.cells())
+    coherence = {method: np.mean(results[f"{' / '.join(method)} / seed 0"]["npmi"]) for method in experiment.methods()}
+    ours = coherence["published", "SFVI"]
+    assert ours > 0.18
+    assert ours > coherence["LDA", "gensim"]
+    assert results["published / SFVI / seed 0"]["diversity"] > 0.6
 
 
 @pytest.mark.parametrize(
