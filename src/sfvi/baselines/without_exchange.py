@@ -30,8 +30,8 @@ def each_alone(model: StructuredModel) -> StructuredModel:
 
     program = model.silo_program
     if isinstance(program, Mapping):
-        return StructuredModel(lambda: None, {name: alone(each) for name, each in program.items()})
-    return StructuredModel(lambda: None, alone(program))
+        return StructuredModel(lambda: None, {name: alone(each) for name, each in program.items()}, check=model.check)
+    return StructuredModel(lambda: None, alone(program), check=model.check)
 
 
 def pooled(silos: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class StructuredModel:
         self.coords = dict(coords or {})
         self.wording = Wording()  # a front end that writes the programs has its own
         self.centring = check_centring(centring)
-        self._check = check
+        self.check = check
         self._silo = silo
         self._structure = inspect(population, (), what="The population program")
         _check_population(self._structure)
@@ -111,8 +111,8 @@ class StructuredModel:
             program: Where every silo has a program of its own, the silo whose program to use; by default its own.
         """
         values, rebuild, signature = array_leaves(name, data)
-        if self._check is not None:
-            check_values(name, self._check, rebuild(values))
+        if self.check is not None:
+            check_values(name, self.check, rebuild(values))
         function = self._silo_function(name, program)
         try:
             bound = self._program(name, function, values, rebuild, signature)[0]
