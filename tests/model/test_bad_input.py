@@ -227,9 +227,9 @@ def test_a_model_may_look_at_the_values_of_data():
     model = sfvi.StructuredModel(population, silo, check=ages)
     good = GOOD | {"age": np.full(3, 40)}
     assert model.silo_data("north", good).values["data['age']"].shape == (3,)
-    with pytest.raises(sfvi.DataError, match="^Silo 'south': somebody is older than 120 years; check the column age"):
+    with pytest.raises(sfvi.DataError, match=r"^Silo 'south': somebody is older than 120 years; check the column age"):
         sfvi.fit(model, {"north": good, "south": GOOD | {"age": np.full(3, 400)}}, key=0, num_rounds=2)
-    with pytest.raises(sfvi.DataError, match="^Silo 'south': there is no 'age' in the data; add it"):
+    with pytest.raises(sfvi.DataError, match=r"^Silo 'south': there is no 'age' in the data; add it"):
         model.silo_data("south", GOOD)
     with pytest.raises(sfvi.ModelError, match="check is 'ages'; give a function"):
         sfvi.StructuredModel(population, silo, check="ages")
