@@ -105,7 +105,7 @@ def test_sites_survives_the_death_of_the_server(federation, float32):
     flags = ["--algorithm", "Sites", "--option", "num_local_steps=50", "--option", "refit_steps=20", "--rounds", "8"]
     flags.append("--disclose-elbo")
     told = json.loads(federation.run("calm", *flags, "--json").stdout)
-    assert told == {"run": "calm", "folder": str(federation.folder / "calm")}
+    assert told == {"run": "calm", "folder": str(federation.folder / "calm"), "privacy": None, "warnings": []}
     assert np.isfinite(sfvi.load(federation.folder / "calm", cities.model, {}).elbo).all()
     begun = federation.begin("killed", *flags)
     while federation.status("killed").get("round", 0) < random.Random(0).randint(2, 5):
