@@ -78,16 +78,16 @@ def corpus(
         num_words: Of the vocabulary.
         num_silos: Of equal size.
         held_out: Documents to test with.
-        threshold: Documents of a silo that must hold a word before the silo tells of it; 0 where a vocabulary is given.
+        threshold: Documents of a silo that must hold a word before the silo tells of it; 1 where a vocabulary is given.
         seed: Of all choices.
     """
     if source == "posts":
         return _of_posts(words_of_posts(num_posts), num_words, num_silos, held_out, threshold, seed)
     found = published_bag(source)
     known = sum(len(found.parts[part]["words"]) for part in ("train", "test"))
-    if (num_posts, num_words, threshold) != (known, len(found.vocabulary), 0):
+    if (num_posts, num_words, threshold) != (known, len(found.vocabulary), 1):
         raise OptionError(
-            f"topics: {source!r} has num_posts = {known}, num_words = {len(found.vocabulary)} and threshold = 0."
+            f"topics: {source!r} has num_posts = {known}, num_words = {len(found.vocabulary)} and threshold = 1."
         )
     if held_out > len(found.parts["test"]["words"]):
         raise OptionError(
