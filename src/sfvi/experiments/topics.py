@@ -30,6 +30,7 @@ VARIANTS = {
 FREQUENCIES = (RANDOM[0], "word frequencies")
 KEPT = {"AVITM": 0.4, "AVITM, less dropout": 0.8}  # by dropout: as published, and as later versions have it
 OURS = ("SFVI", "SFVI-Avg", "Sites", "Independent", "pooled")
+MOST_SHOWN = 21  # topics that are printed
 VOCABULARY, THRESHOLDS = "vocabulary", (1, 5, 10, 20, 50, 100)
 READ = ((PUBLISHED, "SFVI"), (PUBLISHED, "SFVI-Avg"), ("autoencoder", "AVITM"), ("LDA", "gensim"), (PRINTED, "SFVI"))
 Model = Literal["published", "published, learned", "published, amortized", "printed"]
@@ -205,20 +206,23 @@ class TopicsExperiment:
         return f"\n{title}\n\n{markdown(['threshold', *splits], rows)}"
 
     def _claims(self, results, claims):
-        """What is to be said of each claim."""
+        """What is to be said of each claim; nothing of a single seed."""
+        if len(self.seeds) == 1:
+            return ""
         known = {method: self._by_seed(results, method) for method in self.methods()}
         said = (judged(each, known.get(each.one, {}), known.get(each.other, {})) for each in claims)
         return "\n".join(line for line in said if line is not None)
 
     def _words(self, results):
         """Topics of the first seed, the most coherent first."""
-        text = ""
+        text, shown = "", min(self.topics, MOST_SHOWN)
+        which = "Topics" if shown == self.topics else f"The {shown} most coherent of {self.topics} topics"
         for method in READ:
             runs = self._runs(results, method)
             if runs:
-                order = np.argsort(-np.array(runs[0]["npmi"]), kind="stable")
+                order = np.argsort(-np.array(runs[0]["npmi"]), kind="stable")[:shown]
                 lines = [f"{runs[0]['npmi'][topic]:.2f}  {runs[0]['words'][topic]}" for topic in order]
-                text += f"\nTopics of {', '.join(method)}, with their NPMI:\n\n```\n" + "\n".join(lines) + "\n```\n"
+                text += f"\n{which} of {', '.join(method)}, with their NPMI:\n\n```\n" + "\n".join(lines) + "\n```\n"
         return text
 
     def _runs(self, results, method):
