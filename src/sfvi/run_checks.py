@@ -17,7 +17,7 @@ from .algorithms import SiloPrivacy, Spent
 from .algorithms.elbo import Elbo
 from .algorithms.local_params import check_network, network_inputs
 from .algorithms.participation import Everyone, Sampled
-from .algorithms.privacy import noise_in_words
+from .algorithms.privacy import DROWNED, noise_in_words
 from .algorithms.under_noise import noise_left
 from .bounds import Bound, elbo, locally_enhanced
 from .engines.batching import unit_counts
@@ -77,17 +77,16 @@ def remarks_on_privacy(options: Any, family: Any, *, num_silos: int, num_rounds:
         num_rounds: T.
     """
     privacy = options.privacy
-    if privacy is None:
+    if privacy is None or privacy.noise == 0:  # nothing is promised
         return []
     found = [_remark_on_noise(options, family, num_silos=num_silos, num_rounds=num_rounds)]
-    promised = privacy.noise > 0
-    if promised and isinstance(privacy, SiloPrivacy) and num_silos < FEW_SILOS:
+    if isinstance(privacy, SiloPrivacy) and num_silos < FEW_SILOS:
         found.append(
             f"privacy: Noise that hides a whole silo drowns the answer where there are as few as {num_silos} silos; "
             f"have {FEW_SILOS} or more, or protect units (UnitPrivacy)."
         )
     epsilon = Spent.of(privacy, num_rounds).epsilon
-    if promised and epsilon > LITTLE_PROMISE:
+    if epsilon > LITTLE_PROMISE:
         found.append(
             f"privacy: An epsilon of {epsilon:.3g} promises next to nothing, as any above about {LITTLE_PROMISE:g}; "
             "spend less of it, that is, have more noise."
@@ -98,7 +97,7 @@ def remarks_on_privacy(options: Any, family: Any, *, num_silos: int, num_rounds:
 def _remark_on_noise(options, family, *, num_silos, num_rounds):
     """A sentence if noise will leave more in the means than the posterior's own uncertainty; see `noise_left`."""
     left = noise_left(options, family, num_silos=num_silos, num_rounds=num_rounds)
-    if left is None or left < 1:
+    if left is None or left <= DROWNED:
         return None
     said = f"privacy: {noise_in_words(left)} Spend more epsilon, draw more units (sampling_rate), or have more of them"
     if options.privacy.shared_by < num_silos:
